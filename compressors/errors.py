@@ -1,0 +1,76 @@
+"""The exceptions of gradwire.
+
+::
+
+    GradwireError
+     ├── ConfigError             (ValueError)    a setting out of its range, or two that exclude each other
+     ├── UsageError              (RuntimeError)  a call at the wrong time, or with the wrong tensor
+     ├── UnsupportedError        (RuntimeError)  something the host cannot do; the text names the alternative
+     ├── PayloadError            (ValueError)    bytes that are truncated, corrupt, foreign or oversized
+     ├── MismatchError           (RuntimeError)  ranks disagree about model, compressor or options
+     ├── PeerError               (RuntimeError)  another rank failed while it compressed
+     ├── TransportError          (RuntimeError)  a collective failed
+     │    └── TransportTimeout   (TimeoutError)  a collective did not finish in time
+     └── MissingDependencyError  (ImportError)   an optional package is not installed
+
+A text names the value, the limit and the remedy. Errors of torch, MPI and Horovod are translated where they
+enter, with the original as ``__cause__``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "GradwireError",
+    "MismatchError",
+    "MissingDependencyError",
+    "PayloadError",
+    "PeerError",
+    "TransportError",
+    "TransportTimeout",
+    "UnsupportedError",
+    "UsageError",
+]
+
+
+class GradwireError(Exception):
+    """The base of everything that gradwire raises on purpose."""
+
+
+class ConfigError(GradwireError, ValueError):
+    """A setting is out of its range, or two settings exclude each other."""
+
+
+class UsageError(GradwireError, RuntimeError):
+    """A call came at the wrong time, or with a tensor that does not fit."""
+
+
+class UnsupportedError(GradwireError, RuntimeError):
+    """The host cannot do what was asked; the text names the alternative."""
+
+
+class PayloadError(GradwireError, ValueError):
+    """Bytes from a peer are truncated, corrupt, foreign or oversized."""
+
+
+class MismatchError(GradwireError, RuntimeError):
+    """Ranks disagree about the model, the compressor or an option."""
+
+
+class PeerError(GradwireError, RuntimeError):
+    """Another rank failed while it compressed; its own error says why."""
+
+
+class TransportError(GradwireError, RuntimeError):
+    """A collective failed."""
+
+
+class TransportTimeout(TransportError, TimeoutError):
+    """A collective did not finish within its time limit."""
+
+
+class MissingDependencyError(GradwireError, ImportError):
+    """An optional package is needed here and is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f'{purpose} needs {package}, which cannot be imported: pip install "gradwire[{extra}]"')

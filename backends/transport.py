@@ -40,17 +40,20 @@ class Transport(ABC):
     Attributes:
         rank: this process within the group, 0 to `world_size - 1`.
         world_size: number of ranks in the group.
+        ordered: collectives must be started in the same order on all ranks; False where names are matched instead.
+
+    Starting a collective may raise a TransportError already. From then until its `wait` has returned, its
+    tensor belongs to the transport.
     """
 
     #: short name for messages and statistics
     kind: ClassVar[str]
-    #: collectives must be started in the same order on all ranks; False where names are matched instead
-    ordered: ClassVar[bool] = True
     #: dtypes that `all_reduce` can add
     sum_dtypes: ClassVar[frozenset[torch.dtype]]
 
     rank: int
     world_size: int
+    ordered: bool = True
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, name: str) -> Work:
@@ -58,13 +61,11 @@ class Transport(ABC):
 
     @abstractmethod
     def all_gather(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> Work:
-        """Concatenate the ranks' uint8 vectors in rank order; `sizes[r]` is the length that rank r sends."""
+        """Concatenate the ranks' uint8 vectors in rank order, in a new tensor; `sizes[r]` is what rank r sends."""
 
     @abstractmethod
-    def all_to_all(
-        self, tensor: torch.Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int], name: str
-    ) -> Work:
-        """Send consecutive parts of a uint8 vector to ranks 0, 1, …; the result is what they sent here, in order."""
+    def all_to_all(self, tensor: torch.Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int], name: str) -> Work:
+        """Send consecutive parts of a uint8 vector to ranks 0, 1, …; a new tensor holds what they sent here."""
 
     @abstractmethod
     def broadcast(self, tensor: torch.Tensor, root: int, name: str) -> Work:
@@ -74,7 +75,7 @@ class Transport(ABC):
     def barrier(self, name: str, timeout: float) -> None:
         """Return once every rank has come here."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most transports hold nothing)
         """Release what the transport holds. Never closes a group that it was given."""
 
     # Checks shared by all transports: a wrong size would abort the process or give garbage further down.
@@ -93,6 +94,9 @@ class Transport(ABC):
         self._check_sizes(recv_sizes, name)
         if tensor.numel() != sum(send_sizes):
             raise UsageError(f"{name}: {tensor.numel()} bytes to send, send_sizes add up to {sum(send_sizes)}")
+        if send_sizes[self.rank] != recv_sizes[self.rank]:
+            own = f"sends {send_sizes[self.rank]} bytes to itself and expects {recv_sizes[self.rank]}"
+            raise UsageError(f"{name}: rank {self.rank} {own}")
 
     def _check_sum(self, tensor: torch.Tensor, name: str) -> None:
         self._check_vector(tensor, name)

@@ -1,0 +1,84 @@
+"""Horovod as it is installed here, and the private names of it that gradwire relies on.
+
+Nothing of Horovod is changed. Its private names are checked once, when this module is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import FunctionType
+
+from ..compressors.errors import MissingDependencyError, UnsupportedError
+
+try:
+    import horovod
+    import horovod.torch as hvd
+    from horovod.torch import mpi_ops
+    from horovod.torch.optimizer import _DistributedOptimizer
+except ImportError as error:
+    raise MissingDependencyError("horovod", "horovod", "gradwire.horovod_comp") from error
+
+__all__ = ["SUPPORTED", "hvd", "missing_names", "mpi_ops", "require"]
+
+#: the releases of Horovod that the private names were checked against
+SUPPORTED = ("0.28.1",)
+
+#: public functions, and the private ones through which a payload passes
+_MPI_OPS = (
+    "mpi_lib",
+    "_handle_map",
+    "_allreduce_function_factory",
+    "_grouped_allreduce_function_factory",
+    "Average",
+    "Sum",
+    "allgather_async",
+    "allreduce_async_",
+    "alltoall_async",
+    "broadcast_async_",
+    "poll",
+    "synchronize",
+)
+#: the local variables read in a method's frame, and the names that it must use itself
+_METHODS = {
+    "__init__": ((), ("_compression", "_parameter_names")),
+    "_allreduce_grad_async": (("self", "p"), ("allreduce_async_",)),
+    "_grouped_allreduce_grad_async": (("self", "ps"), ("grouped_allreduce_async_",)),
+    "synchronize": (("self",), ("callable", "_allreduce_grad_async")),
+}
+
+
+def missing_names(module: object, optimizer: type) -> list[str]:
+    """The private names of Horovod that gradwire needs and that `module` and `optimizer` do not have."""
+    missing = [f"horovod.torch.mpi_ops.{name}" for name in _MPI_OPS if not hasattr(module, name)]
+    for method in _METHODS:
+        missing += _missing_in(optimizer, method)
+    return missing
+
+
+def _missing_in(optimizer: type, method: str) -> list[str]:
+    place = f"horovod.torch.optimizer._DistributedOptimizer.{method}"
+    function = getattr(optimizer, method, None)
+    if not isinstance(function, FunctionType):
+        return [place]
+    variables, names = _METHODS[method]
+    code = function.__code__
+    lacking = [name for name in variables if name not in code.co_varnames]
+    lacking += [name for name in names if name not in code.co_names]
+    return [f"{name} in {place}" for name in lacking]
+
+
+def require(missing: Iterable[str]) -> None:
+    """Refuse a Horovod that lacks some of the names.
+
+    Raises:
+        UnsupportedError: something is missing; the text names it, the version found and the versions supported.
+    """
+    names = ", ".join(missing)
+    if names:
+        raise UnsupportedError(
+            f"Horovod {horovod.__version__} lacks what gradwire needs: {names}. "
+            f"Supported: {', '.join(SUPPORTED)}; pip install horovod=={SUPPORTED[-1]}"
+        )
+
+
+require(missing_names(mpi_ops, _DistributedOptimizer))

@@ -13,15 +13,29 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from . import kernels
 from .errors import PayloadError, UsageError
 
-__all__ = ["Compressed", "Compressor", "Context", "State", "TensorMeta", "flatten"]
+__all__ = [
+    "ALIGNMENT",
+    "Compressed",
+    "Compressor",
+    "Context",
+    "State",
+    "TensorMeta",
+    "as_vector",
+    "check_flat",
+    "refused",
+]
 
 State = dict[str, torch.Tensor]
+
+#: payloads of bytes start at multiples of this, so that every number inside lies where its type may lie
+ALIGNMENT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,32 +102,56 @@ class Compressor(ABC):
     """A pair of functions, `compress` and `decompress`, and what is true of them.
 
     Subclasses are frozen, keyword-only dataclasses, so that options are checked once, at construction, and
-    `repr` gives them back. They write `nbytes`, `_encode` and `_decode`; everything about shapes, strides,
-    dtypes, empty tensors and non-finite values is settled here, once.
+    `repr` gives them back. They write `nbytes`, `_encode` and `_decode_add`; everything about shapes, strides,
+    dtypes, empty tensors and non-finite values is settled here, once. A class that overrides one of the
+    declared facts below does so with a property or with a plain class attribute of the same name.
     """
 
-    #: payloads may be added by a plain all-reduce; they are then tensors of `wire_dtype(meta)`
-    summable: ClassVar[bool] = False
-    #: `nbytes(meta)` is exact, so that no sizes need to be exchanged
-    fixed_size: ClassVar[bool] = True
-    #: the expectation of decode(encode(x)) is x
-    unbiased: ClassVar[bool] = False
-    #: decode(encode(x)) is linear in x (given the step), so that the error does not depend on the world size
-    linear: ClassVar[bool] = False
-    #: the decoded tensor is zero almost everywhere; a second encoding of a sum would lose entries
-    sparse: ClassVar[bool] = False
-    #: 1 byte that names the payload's layout in a message header (docs/wire-format.md)
-    codec_id: ClassVar[int] = 0
-    #: state entries that hold one value per element of the tensor (flat fp32)
-    elementwise_state: ClassVar[frozenset[str]] = frozenset()
+    def summable(self, meta: TensorMeta) -> bool:
+        """Payloads may be added by a plain all-reduce; they are then floating-point tensors of `wire_dtype`."""
+        return False
+
+    @property
+    def unbiased(self) -> bool:
+        """The expectation of decode(encode(x)) is x."""
+        return False
+
+    @property
+    def linear(self) -> bool:
+        """decode(encode(x)) is linear in x (given the step), so that the error does not depend on the world size."""
+        return False
+
+    @property
+    def sparse(self) -> bool:
+        """Each rank sends entries of its own choice: a second encoding of the sum would lose most of them."""
+        return False
+
+    @property
+    def wants_memory(self) -> bool:
+        """`with_defaults` wraps this codec in `ErrorFeedback`; its option `error_feedback` decides."""
+        return bool(getattr(self, "error_feedback", False))
+
+    @property
+    def codec_id(self) -> int:
+        """One byte that names the payload's layout in a message header (docs/wire-format.md); 0: not ours."""
+        return 0
+
+    @property
+    def elementwise_state(self) -> frozenset[str]:
+        """State entries that hold one value per element of the tensor (flat fp32)."""
+        return frozenset()
 
     def init(self, meta: TensorMeta) -> State:
-        """The state before the first step."""
+        """The state before the first step; an entry that is missing counts as zero."""
         return {}
 
     @abstractmethod
     def nbytes(self, meta: TensorMeta) -> int:
-        """Exact payload size in bytes; 0 for an empty tensor."""
+        """Exact payload size in bytes; 0 for an empty tensor. Sizes are never exchanged."""
+
+    def entries(self, meta: TensorMeta) -> int:
+        """How many elements of the tensor are sent."""
+        return meta.numel
 
     def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
         """dtype of the payload tensor: uint8, or for summable codecs what the all-reduce adds up."""
@@ -135,51 +173,55 @@ class Compressor(ABC):
                 unless it shares its storage with `scratch`.
             state: this tensor's state from the last applied step. Not changed.
             ctx: name, shape, step, rank and seed.
-            out: where to write the payload (1-D, `wire_dtype`, `nbytes` long).
+            out: where to write the payload: 1-D, contiguous, `wire_dtype`, `nbytes` long, starting at a
+                multiple of 8 bytes in its storage.
             scratch: a flat tensor that may be overwritten and may end up in the returned state. It may be
                 `x` itself, when the caller does not need the gradient any more.
 
         Raises:
             UsageError: `x`, `out` or `scratch` does not fit `ctx.meta`.
         """
-        payload = self._payload(ctx.meta, out, x.device)
-        if ctx.meta.numel == 0:
+        meta = ctx.meta
+        payload = self._payload(meta, out, x.device)
+        vector = as_vector(x, meta)
+        if meta.numel == 0:
             return Compressed(payload, state, True)
-        return self._compress_flat(flatten(x, ctx.meta), state, ctx, payload, scratch)
+        return self._compress(vector, state, ctx, payload, None if scratch is None else check_flat(scratch, meta))
 
-    def decompress(self, payload: torch.Tensor, meta: TensorMeta, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Decode one payload.
+    def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Decode one payload, or the sum of `ctx.meta.summands` payloads.
 
         Args:
-            payload: as `compress` made it; 1-D.
-            meta: the tensor.
-            out: a flat tensor to overwrite and return; without it a new tensor of `meta`'s shape and dtype.
+            payload: as `compress` made it; 1-D. Not changed.
+            ctx: the tensor, and the step and seed under which it was encoded. The rank does not matter.
+            out: a flat tensor to overwrite and return; without it a new tensor of `ctx.meta`'s shape and dtype.
 
         Raises:
-            PayloadError: the payload is truncated, oversized or corrupt. Nothing was written out of bounds.
+            PayloadError: the payload is truncated, oversized or corrupt. Then `out` holds no part of it.
         """
-        self._check_payload(payload, meta)
-        flat = torch.empty(meta.numel, device=payload.device) if out is None else check_flat(out, meta)
+        meta = ctx.meta
+        payload = self._check_payload(payload, meta)
+        flat = torch.zeros(meta.numel, device=payload.device) if out is None else check_flat(out, meta).zero_()
         if meta.numel > 0:
-            self._decode(payload, meta, flat, 1.0, add=False)
+            self._decode_add(payload, ctx, flat, 1.0)
         return flat.view(meta.shape).to(meta.dtype) if out is None else out
 
-    def decompress_add(self, payload: torch.Tensor, meta: TensorMeta, out: torch.Tensor, weight: float = 1.0) -> None:
+    def decompress_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float = 1.0) -> None:
         """`out += weight * decode(payload)`, without a dense temporary; `out` is flat. Raises as `decompress`."""
-        self._check_payload(payload, meta)
-        if meta.numel > 0:
-            self._decode(payload, meta, check_flat(out, meta), weight, add=True)
+        payload = self._check_payload(payload, ctx.meta)
+        check_flat(out, ctx.meta)
+        if ctx.meta.numel > 0:
+            self._decode_add(payload, ctx, out, weight)
 
     # What a codec writes.
 
-    def _compress_flat(
-        self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
+    def _compress(
+        self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
     ) -> Compressed:
-        from .kernels import all_finite  # the kernels know nothing of compressors; this avoids a cycle
-
-        if not all_finite(flat):
-            poison(payload)
-            return Compressed(payload, state, False)
+        """As `compress`, for a non-empty contiguous `vector` in the gradient's own dtype."""
+        flat = vector.to(torch.float32)
+        if not kernels.all_finite(flat):
+            return refused(payload, state)
         return Compressed(payload, self._encode(flat, state, ctx, payload), True)
 
     @abstractmethod
@@ -187,8 +229,8 @@ class Compressor(ABC):
         """Write the payload of a finite, non-empty `flat` (left unchanged); return the new state."""
 
     @abstractmethod
-    def _decode(self, payload: torch.Tensor, meta: TensorMeta, out: torch.Tensor, weight: float, *, add: bool) -> None:
-        """`out = weight * decoded` or, with `add`, `out += weight * decoded`; sizes are checked already."""
+    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        """`out += weight * decoded`; sizes are checked already, the rest of an untrusted payload is not."""
 
     # Checks shared by all codecs.
 
@@ -197,31 +239,34 @@ class Compressor(ABC):
         length = self.nbytes(meta) // dtype.itemsize
         if out is None:
             return torch.empty(length, dtype=dtype, device=device)
-        if out.dtype != dtype or out.shape != (length,) or not out.is_contiguous():
+        if out.dtype != dtype or out.shape != (length,) or not out.is_contiguous() or not _is_aligned(out):
             raise UsageError(
-                f"{meta.name}: out is {out.dtype} {tuple(out.shape)}, the payload needs contiguous {dtype} ({length},)"
+                f"{meta.name}: out is {out.dtype} {tuple(out.shape)} at byte {_first_byte(out)} of its storage, "
+                f"the payload needs contiguous {dtype} ({length},) at a multiple of {ALIGNMENT} bytes"
             )
         return out
 
-    def _check_payload(self, payload: torch.Tensor, meta: TensorMeta) -> None:
+    def _check_payload(self, payload: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
         dtype = self.wire_dtype(meta)
         expected = self.nbytes(meta)
         if payload.dtype != dtype or payload.dim() != 1:
             raise PayloadError(f"{meta.name}: payload is {payload.dtype} {tuple(payload.shape)}, expected 1-D {dtype}")
         if payload.nbytes != expected:
             raise PayloadError(f"{meta.name}: payload has {payload.nbytes} bytes, {self!r} expects exactly {expected}")
+        return payload if payload.is_contiguous() and _is_aligned(payload) else payload.clone()
 
 
-def flatten(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    """`x` as a flat fp32 tensor in logical order; shares storage where `x` already is one."""
+def as_vector(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """`x` as a contiguous vector in logical order; shares storage where `x` already is contiguous."""
     if x.numel() != meta.numel or not x.is_floating_point():
         raise UsageError(
             f"{meta.name}: got {x.dtype} with {x.numel()} elements, expected floating point with {meta.numel}"
         )
-    return x.detach().reshape(-1).to(torch.float32)
+    return x.detach().reshape(-1).contiguous()
 
 
 def check_flat(out: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """`out` itself, if it is what this package calls flat."""
     if out.dtype != torch.float32 or out.shape != (meta.numel,) or not out.is_contiguous():
         raise UsageError(
             f"{meta.name}: out is {out.dtype} {tuple(out.shape)}, expected contiguous float32 ({meta.numel},)"
@@ -229,6 +274,15 @@ def check_flat(out: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     return out
 
 
-def poison(payload: torch.Tensor) -> None:
-    """Make a payload that no one can take for data: NaN where sums are formed, zero bytes elsewhere."""
+def refused(payload: torch.Tensor, state: State) -> Compressed:
+    """The answer to a non-finite input: a payload that no one can take for data, and the state as it was."""
     payload.fill_(float("nan") if payload.is_floating_point() else 0)
+    return Compressed(payload, state, False)
+
+
+def _first_byte(tensor: torch.Tensor) -> int:
+    return tensor.storage_offset() * tensor.itemsize
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    return tensor.dtype != torch.uint8 or _first_byte(tensor) % ALIGNMENT == 0

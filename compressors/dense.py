@@ -1,0 +1,145 @@
+"""Codecs that send every element: the gradient as it is, or cast to 16 bits."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from . import kernels
+from .base import Compressed, Compressor, Context, State, TensorMeta, refused
+from .options import check_flag
+
+__all__ = ["BF16", "FP16", "Cast", "NoCompression"]
+
+_SUMMABLE = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoCompression(Compressor):
+    """The gradient as it is, in its own dtype.
+
+    fp32 and fp64 gradients are summed on the wire. 16-bit ones travel as bytes, so that sums are formed in fp32.
+
+    Attributes:
+        as_bytes: send bytes whatever the dtype, for exchanges that gather instead of adding.
+    """
+
+    as_bytes: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("as_bytes", self.as_bytes)
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    @property
+    def linear(self) -> bool:
+        return True
+
+    @property
+    def codec_id(self) -> int:
+        return 1
+
+    def summable(self, meta: TensorMeta) -> bool:
+        return meta.dtype in _SUMMABLE and not self.as_bytes
+
+    def nbytes(self, meta: TensorMeta) -> int:
+        return meta.raw_bytes
+
+    def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
+        return meta.dtype if self.summable(meta) else torch.uint8
+
+    def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is not None:
+            return super().decompress(payload, ctx, out)
+        payload = self._check_payload(payload, ctx.meta)
+        return payload.view(ctx.meta.dtype).clone().view(ctx.meta.shape)  # fp64 stays exact
+
+    def _compress(
+        self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
+    ) -> Compressed:
+        if not kernels.all_finite(vector):
+            return refused(payload, state)
+        return Compressed(payload, self._encode(vector, state, ctx, payload), True)
+
+    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
+        payload.view(ctx.meta.dtype).copy_(flat)
+        return state
+
+    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        kernels.cast_add(payload.view(ctx.meta.dtype), out, weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast(Compressor):
+    """A cast to 16 bits. The honest baseline: no error feedback unless asked for.
+
+    Before the cast a gradient is divided by a power of two that is at least the number of summands, and the sum
+    is multiplied by it afterwards: the sum cannot overflow. Finite values beyond the range of the dtype saturate;
+    the state's `saturated` counts them.
+
+    Attributes:
+        as_bytes: send bytes, for transports that cannot add the dtype.
+        error_feedback: wrap in `ErrorFeedback` by default.
+    """
+
+    as_bytes: bool = False
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        check_flag("as_bytes", self.as_bytes)
+        check_flag("error_feedback", self.error_feedback)
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """What is sent."""
+
+    def summable(self, meta: TensorMeta) -> bool:
+        return not self.as_bytes
+
+    def nbytes(self, meta: TensorMeta) -> int:
+        return meta.numel * self.dtype.itemsize
+
+    def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
+        return torch.uint8 if self.as_bytes else self.dtype
+
+    def _divisor(self, meta: TensorMeta) -> float:
+        return 1.0 if self.as_bytes else float(1 << (meta.summands - 1).bit_length())
+
+    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
+        saturated = kernels.cast(flat, self._divisor(ctx.meta), payload.view(self.dtype))
+        before = state.get("saturated")
+        return {**state, "saturated": saturated if before is None else before + saturated}
+
+    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        kernels.cast_add(payload.view(self.dtype), out, weight * self._divisor(ctx.meta))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FP16(Cast):
+    """Half precision: range ±65504, 11 bits of precision. Options as in `Cast`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float16
+
+    @property
+    def codec_id(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class BF16(Cast):
+    """bfloat16: the range of fp32, 8 bits of precision. Options as in `Cast`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+    @property
+    def codec_id(self) -> int:
+        return 3

@@ -1,0 +1,125 @@
+"""Error feedback: what a codec leaves out of one step is added to the next one."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+
+from . import kernels
+from .base import Compressed, Compressor, Context, State, TensorMeta, refused
+from .dense import NoCompression
+from .errors import ConfigError, UsageError
+from .options import check_fraction
+from .randomk import RandomK
+
+__all__ = ["RESIDUAL", "ErrorFeedback"]
+
+#: the state entry that holds what was left out so far (flat fp32)
+RESIDUAL = "residual"
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Compressor):
+    """`p = x + decay * e`; sends C(p); the new residual is `e = p - D(C(p))` (1809.07599, 1901.09847).
+
+    One residual goes around the whole chain: `ErrorFeedback(TopK(values=FP16()))` also feeds back what the cast
+    lost. The old residual is left as it is, so that a caller who drops the new state has undone the step.
+
+    Attributes:
+        compressor: the codec to wrap.
+        decay: share of the old residual that is added, in (0, 1].
+    """
+
+    compressor: Compressor
+    _: KW_ONLY
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fraction("decay", self.decay)
+        _check_wrappable(self.compressor)
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    @property
+    def linear(self) -> bool:
+        return self.compressor.linear
+
+    @property
+    def sparse(self) -> bool:
+        return self.compressor.sparse
+
+    @property
+    def codec_id(self) -> int:
+        return self.compressor.codec_id
+
+    @property
+    def elementwise_state(self) -> frozenset[str]:
+        return self.compressor.elementwise_state | {RESIDUAL}
+
+    def summable(self, meta: TensorMeta) -> bool:
+        return self.compressor.summable(meta)
+
+    def init(self, meta: TensorMeta) -> State:
+        return self.compressor.init(meta)
+
+    def nbytes(self, meta: TensorMeta) -> int:
+        return self.compressor.nbytes(meta)
+
+    def entries(self, meta: TensorMeta) -> int:
+        return self.compressor.entries(meta)
+
+    def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
+        return self.compressor.wire_dtype(meta)
+
+    def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.compressor.decompress(payload, ctx, out)
+
+    def decompress_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float = 1.0) -> None:
+        self.compressor.decompress_add(payload, ctx, out, weight)
+
+    def _compress(
+        self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
+    ) -> Compressed:
+        total = _total(vector, state.get(RESIDUAL), self.decay, scratch)
+        if not kernels.all_finite(total):
+            return refused(payload, state)
+        inner = {key: value for key, value in state.items() if key != RESIDUAL}
+        inner = self._encode(total, inner, ctx, payload)
+        self._decode_add(payload, ctx, total, -1.0)
+        return Compressed(payload, {**inner, RESIDUAL: total}, True)
+
+    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
+        return self.compressor._encode(flat, state, ctx, payload)
+
+    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        self.compressor._decode_add(payload, ctx, out, weight)
+
+
+def _total(
+    vector: torch.Tensor, residual: torch.Tensor | None, decay: float, scratch: torch.Tensor | None
+) -> torch.Tensor:
+    """`vector + decay * residual` in fp32, in `scratch` if given, else in a new tensor."""
+    total = torch.empty(vector.shape, device=vector.device) if scratch is None else scratch
+    if residual is None:
+        return total.copy_(vector)
+    if residual.data_ptr() == total.data_ptr():
+        raise UsageError("scratch is the old residual; it must stay as it is until the step is applied")
+    kernels.add(vector, residual, decay, total)
+    return total
+
+
+def _check_wrappable(compressor: object) -> None:
+    if not isinstance(compressor, Compressor):
+        raise ConfigError(f"ErrorFeedback got {compressor!r}, expected a compressor such as TopK(ratio=0.01)")
+    if RESIDUAL in compressor.elementwise_state:
+        raise ConfigError(f"ErrorFeedback got {compressor!r}, which has a residual already; wrap the codec once")
+    if isinstance(compressor, NoCompression):
+        raise ConfigError("ErrorFeedback got NoCompression, which loses nothing; use it as it is")
+    if isinstance(compressor, RandomK) and not compressor.error_feedback:
+        raise ConfigError(
+            "ErrorFeedback got RandomK(error_feedback=False), whose scaled values make the residual grow; "
+            "use RandomK(error_feedback=True)"
+        )

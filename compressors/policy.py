@@ -1,0 +1,155 @@
+"""Which tensors are compressed at all: a decision from shape and configuration, so that all ranks take it alike."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from .base import Compressed, Compressor, Context, State, TensorMeta
+from .dense import Cast, NoCompression
+from .errors import ConfigError
+from .memory import ErrorFeedback
+from .options import check_int
+
+__all__ = ["Choice", "SizePolicy", "choose", "with_defaults"]
+
+_DENSE = NoCompression()
+
+
+class Choice(NamedTuple):
+    """What happens to one tensor.
+
+    Attributes:
+        codec: the codec for it; `NoCompression()` if it travels dense.
+        reason: why it travels dense, or None.
+    """
+
+    codec: Compressor
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class SizePolicy(Compressor):
+    """Compresses tensors that are large enough to gain, and sends the others dense in the same bucket.
+
+    Dense are tensors with few elements or dimensions, and those of which the codec would send every entry or no
+    fewer bytes than they have.
+
+    Attributes:
+        compressor: the codec for the large tensors.
+        min_numel: tensors with fewer elements are dense.
+        min_ndim: tensors with fewer dimensions are dense (biases and norms gain little and are sensitive).
+    """
+
+    compressor: Compressor
+    _: KW_ONLY
+    min_numel: int = 1024
+    min_ndim: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.compressor, Compressor) or isinstance(self.compressor, SizePolicy):
+            raise ConfigError(f"SizePolicy got {self.compressor!r}, expected a compressor, wrapped once")
+        check_int("min_numel", self.min_numel, 0, 1 << 62)
+        check_int("min_ndim", self.min_ndim, 0, 64)
+
+    def choose(self, meta: TensorMeta) -> Choice:
+        """The codec for one tensor."""
+        reason = self._reason(meta)
+        return Choice(self.compressor if reason is None else _DENSE, reason)
+
+    def _reason(self, meta: TensorMeta) -> str | None:
+        payload, entries = self.compressor.nbytes(meta), self.compressor.entries(meta)
+        rules = (
+            (meta.numel == 0, "empty"),
+            (meta.numel < self.min_numel, f"below min_numel={self.min_numel}"),
+            (len(meta.shape) < self.min_ndim, f"{len(meta.shape)}-D"),
+            (payload >= meta.raw_bytes, f"no saving: {payload} of {meta.raw_bytes} bytes"),
+            (_is_everything(self.compressor, meta), f"no saving: {entries} of {meta.numel} entries"),
+        )
+        return next((reason for applies, reason in rules if applies), None)
+
+    @property
+    def unbiased(self) -> bool:
+        return self.compressor.unbiased
+
+    @property
+    def linear(self) -> bool:
+        return self.compressor.linear
+
+    @property
+    def sparse(self) -> bool:
+        return self.compressor.sparse
+
+    @property
+    def codec_id(self) -> int:
+        return self.compressor.codec_id
+
+    @property
+    def elementwise_state(self) -> frozenset[str]:
+        return self.compressor.elementwise_state
+
+    def summable(self, meta: TensorMeta) -> bool:
+        return self.choose(meta).codec.summable(meta)
+
+    def init(self, meta: TensorMeta) -> State:
+        return self.choose(meta).codec.init(meta)
+
+    def nbytes(self, meta: TensorMeta) -> int:
+        return self.choose(meta).codec.nbytes(meta)
+
+    def entries(self, meta: TensorMeta) -> int:
+        return self.choose(meta).codec.entries(meta)
+
+    def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
+        return self.choose(meta).codec.wire_dtype(meta)
+
+    def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.choose(ctx.meta).codec.decompress(payload, ctx, out)
+
+    def decompress_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float = 1.0) -> None:
+        self.choose(ctx.meta).codec.decompress_add(payload, ctx, out, weight)
+
+    def _compress(
+        self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
+    ) -> Compressed:
+        return self.choose(ctx.meta).codec._compress(vector, state, ctx, payload, scratch)
+
+    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
+        return self.choose(ctx.meta).codec._encode(flat, state, ctx, payload)
+
+    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        self.choose(ctx.meta).codec._decode_add(payload, ctx, out, weight)
+
+
+def choose(compressor: Compressor, meta: TensorMeta) -> Choice:
+    """The codec for one tensor: what a policy says, else the compressor itself; empty tensors are dense."""
+    if isinstance(compressor, SizePolicy):
+        return compressor.choose(meta)
+    return Choice(compressor, None) if meta.numel else Choice(_DENSE, "empty")
+
+
+def with_defaults(compressor: Compressor, min_numel: int = 1024) -> Compressor:
+    """What a reducer makes of a codec that it was given: error feedback for biased ones, and a size policy.
+
+    Casts and `NoCompression` get no policy, since they suit tensors of every size. A policy or a memory that is
+    there already is kept.
+    """
+    if isinstance(compressor, SizePolicy):
+        return replace(compressor, compressor=_remembering(compressor.compressor))
+    codec = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
+    remembering = _remembering(compressor)
+    if isinstance(codec, Cast | NoCompression):
+        return remembering
+    return SizePolicy(remembering, min_numel=min_numel)
+
+
+def _remembering(compressor: Compressor) -> Compressor:
+    return ErrorFeedback(compressor) if compressor.wants_memory else compressor
+
+
+def _is_everything(compressor: Compressor, meta: TensorMeta) -> bool:
+    """A sparsifier that would leave out nothing."""
+    codec = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
+    return hasattr(codec, "ratio") and codec.entries(meta) >= meta.numel

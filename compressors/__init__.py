@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from .base import Compressed, Compressor, Context, State, TensorMeta
 from .dense import BF16, FP16, NoCompression
+from .errors import (
+    ConfigError,
+    GradwireError,
+    MismatchError,
+    MissingDependencyError,
+    PayloadError,
+    PeerError,
+    TransportError,
+    TransportTimeout,
+    UnsupportedError,
+    UsageError,
+)
 from .int8 import Int8
 from .memory import ErrorFeedback
 from .onebit import OneBit
 from .policy import Choice, SizePolicy, choose, with_defaults
 from .randomk import RandomK
+from .spec import format_spec, parse_spec
 from .topk import TopK
 
 __all__ = [
@@ -17,16 +30,28 @@ __all__ = [
     "Choice",
     "Compressed",
     "Compressor",
+    "ConfigError",
     "Context",
     "ErrorFeedback",
+    "GradwireError",
     "Int8",
+    "MismatchError",
+    "MissingDependencyError",
     "NoCompression",
     "OneBit",
+    "PayloadError",
+    "PeerError",
     "RandomK",
     "SizePolicy",
     "State",
     "TensorMeta",
     "TopK",
+    "TransportError",
+    "TransportTimeout",
+    "UnsupportedError",
+    "UsageError",
     "choose",
+    "format_spec",
+    "parse_spec",
     "with_defaults",
 ]

@@ -63,6 +63,7 @@ class Int8(Compressor):
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         scales, levels = self._sections(payload, ctx.meta)
+        kernels.check_scales(scales)
         kernels.dequantize_add(levels, scales, self.block, out, weight)
 
     def _blocks(self, meta: TensorMeta) -> int:

@@ -55,6 +55,7 @@ class OneBit(Compressor):
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         scales, bits = self._sections(payload, ctx.meta)
+        kernels.check_scales(scales)
         kernels.sign_unpack_add(bits, scales, self._length(ctx.meta), out, weight)
 
     def _length(self, meta: TensorMeta) -> int:

@@ -19,16 +19,12 @@ def derive(*parts: int | str) -> int:
 def sample(numel: int, k: int, seed: int) -> torch.Tensor:
     """`k` distinct integers below `numel`, ascending (int64); every subset is equally likely.
 
-    It draws with replacement until k distinct ones are there, never more than are missing, so that the cost
-    grows with k and not with `numel`; past one half it draws those to leave out.
+    Draws with replacement, never more than are missing, until enough are marked; past one half it draws those to
+    leave out. That is far cheaper than a permutation, and no order of drawing favours any subset.
     """
-    if 2 * k > numel:
-        kept = torch.ones(numel, dtype=torch.bool)
-        kept[sample(numel, numel - k, seed)] = False
-        return kept.nonzero().view(-1)
+    draws = min(k, numel - k)
     bits = np.random.Philox(key=seed)  # its stream is fixed for all versions of numpy
-    chosen = np.empty(0, dtype=np.uint64)
-    while chosen.size < k:
-        drawn = bits.random_raw(k - chosen.size) % np.uint64(numel)
-        chosen = np.unique(np.concatenate([chosen, drawn]))
-    return torch.from_numpy(chosen.astype(np.int64))
+    drawn = np.zeros(numel, dtype=bool)
+    while missing := draws - np.count_nonzero(drawn):
+        drawn[bits.random_raw(missing) % np.uint64(numel)] = True
+    return torch.from_numpy(np.flatnonzero(drawn == (k == draws)))

@@ -42,7 +42,7 @@ def parse_spec(spec: str) -> Compressor:
         ConfigError: an unknown name or option, or a value out of range; the text names what is allowed.
     """
     name, _, options = spec.strip().partition(":")
-    return _build(name.strip(), options)
+    return _build(name.strip().lower(), options)
 
 
 def format_spec(compressor: Compressor) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "block_sizes",
     "cast",
     "cast_add",
+    "check_scales",
     "dequantize_add",
     "gather",
     "join_indices",
@@ -138,6 +139,20 @@ def _largest(magnitudes: torch.Tensor, k: int) -> torch.Tensor:
 def _where(mask: torch.Tensor) -> torch.Tensor:
     """Positions of the true entries; numpy is several times as fast as torch here."""
     return torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.is_cpu else mask.nonzero().view(-1)
+
+
+# Scales.
+
+
+def check_scales(scales: torch.Tensor) -> None:
+    """Refuse scales that no encoder writes.
+
+    Raises:
+        PayloadError: a scale is negative, infinite or NaN.
+    """
+    low, high = torch.aminmax(scales)
+    if not bool((low >= 0) & torch.isfinite(high)):
+        raise PayloadError(f"block scales reach from {float(low)} to {float(high)}, expected finite and not negative")
 
 
 # One bit per element, one scale per block. The first element is the highest bit of the first byte.

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from .local import LocalTransport, run_ranks
+from .mpi import MpiTransport
+from .reducer import GradientReducer
+from .statistics import Statistics, StepStatistics, TensorStatistics
+from .torch_dist import TorchTransport
 from .transport import Transport, Work
 
-__all__ = ["LocalTransport", "Transport", "Work", "run_ranks"]
+__all__ = [
+    "GradientReducer",
+    "LocalTransport",
+    "MpiTransport",
+    "Statistics",
+    "StepStatistics",
+    "TensorStatistics",
+    "TorchTransport",
+    "Transport",
+    "Work",
+    "run_ranks",
+]

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-
 from gradwire import Compressor, TensorMeta
 from gradwire.backends import GradientReducer, Transport, run_ranks
 
@@ -18,13 +17,17 @@ def metas(shapes: Shapes, dtype: torch.dtype = torch.float32) -> list[TensorMeta
     return [TensorMeta(name=name, shape=shape, dtype=dtype) for name, shape in shapes.items()]
 
 
-def gradient(name: str, shape: tuple[int, ...], rank: int, step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def gradient(
+    name: str, shape: tuple[int, ...], rank: int, step: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Different on every rank, in every step and for every tensor; the same in every run."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {rank} {step}".encode()))
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def exact_mean(name: str, shape: tuple[int, ...], world_size: int, step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def exact_mean(
+    name: str, shape: tuple[int, ...], world_size: int, step: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     grads = [gradient(name, shape, rank, step, dtype).double() for rank in range(world_size)]
     return torch.stack(grads).mean(0)
 
@@ -70,7 +73,9 @@ def assert_ranks_equal(results: Sequence[Sequence[Mapping[str, torch.Tensor]]]) 
     for rank, steps in enumerate(results[1:], start=1):
         for step, (first, other) in enumerate(zip(results[0], steps, strict=True)):
             for name in first:
-                assert bits(first[name]) == bits(other[name]), f"{name} differs between ranks 0 and {rank} in step {step}"
+                assert bits(first[name]) == bits(other[name]), (
+                    f"{name} differs between ranks 0 and {rank} in step {step}"
+                )
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -1,0 +1,89 @@
+"""The exchange for payloads that can be added: one flat tensor per bucket, summed by the host's own all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+
+from ..compressors import NoCompression, State, TensorMeta
+from .exchange import Clock, Exchange, Flight, Source
+from .plan import Bucket
+from .transport import Transport
+
+__all__ = ["AllReduce"]
+
+
+class AllReduce(Exchange):
+    """Sends 2c(W-1)/W bytes per rank (counted as a ring, whatever the host's algorithm); one round.
+
+    There is no header: a non-finite input poisons its payload, and the sum shows it to all ranks alike. So does a
+    codec that raises: its own rank gets the error, the others a refused step.
+    """
+
+    def __init__(self, bucket: Bucket, transport: Transport, digest: bytes, *, guarded: bool) -> None:
+        super().__init__(bucket, transport, digest, guarded=guarded)
+        self._metas = [replace(slot.meta, summands=transport.world_size) for slot in bucket.slots]
+        itemsize = bucket.lane.dtype.itemsize
+        lengths = [slot.codec.nbytes(meta) // itemsize for slot, meta in zip(bucket.slots, self._metas, strict=True)]
+        self._bounds = [0, *accumulate(lengths)]
+        self._identity = all(isinstance(slot.codec, NoCompression) for slot in bucket.slots)
+
+    def start(self, sources: Sequence[Source], clock: Clock) -> Flight:
+        flight = Flight(clock, sources)
+        flat = self._flatten(sources) if self._identity else self._encode_all(flight, sources)
+        if self._identity:
+            flight.states = [source.state for source in sources]
+        flight.work = self.transport.all_reduce(flat, self.bucket.name)
+        flight.sent_bytes = 2 * flat.nbytes * (self.transport.world_size - 1) // self.transport.world_size
+        return flight
+
+    def finish(self, flight: Flight, timeout: float) -> None:
+        flight.result = flight.wait(timeout)
+        if self.guarded:
+            flight.finite = bool(torch.isfinite(flight.result).all())
+        if flight.error is not None:
+            flight.failed.add(self.transport.rank)
+
+    def mean(self, flight: Flight, slot: int, out: torch.Tensor, scale: float) -> None:
+        ctx = flight.clock.context(self._metas[slot])
+        weight = scale / self.transport.world_size
+        self.bucket.slots[slot].codec.decompress_add(self._part(flight, slot), ctx, out.zero_(), weight)
+
+    def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
+        if not self._identity:
+            return None
+        if not flight.scaled:
+            flight.result.mul_(scale / self.transport.world_size)
+            flight.scaled = True
+        return self._part(flight, slot)
+
+    def _part(self, flight: Flight, slot: int) -> torch.Tensor:
+        return flight.result[self._bounds[slot] : self._bounds[slot + 1]]
+
+    def _flatten(self, sources: Sequence[Source]) -> torch.Tensor:
+        """The bucket's gradients in a row; a donated gradient that fills a bucket alone is used as it is."""
+        if len(sources) == 1 and sources[0].donated and sources[0].grad.is_contiguous():
+            return sources[0].grad.reshape(-1)
+        return torch.cat([source.grad.reshape(-1) for source in sources])
+
+    def _encode_all(self, flight: Flight, sources: Sequence[Source]) -> torch.Tensor:
+        flat = torch.empty(self._bounds[-1], dtype=self.bucket.lane.dtype, device=sources[0].grad.device)
+        for slot, (source, meta) in enumerate(zip(sources, self._metas, strict=True)):
+            part = flat[self._bounds[slot] : self._bounds[slot + 1]]
+            flight.states.append(self._encode_one(flight, source, slot, meta, part))
+        return flat
+
+    def _encode_one(self, flight: Flight, source: Source, slot: int, meta: TensorMeta, part: torch.Tensor) -> State:
+        try:
+            ctx = flight.clock.context(meta)
+            done = self.bucket.slots[slot].codec.compress(
+                source.grad, source.state, ctx, out=part, scratch=source.scratch
+            )
+        except Exception as error:
+            flight.error = error
+            part.fill_(float("nan"))
+            return source.state
+        return done.state

@@ -1,0 +1,41 @@
+"""Whose storage serves for what, so that a step needs no memory beyond one residual per tensor.
+
+With error feedback the gradient's own storage (where the host gives it away) becomes the new residual, and the old
+residual's storage receives the decoded mean: the two swap roles in every step.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..compressors.memory import RESIDUAL
+from .exchange import Source
+
+__all__ = ["deliver", "output_for", "scratch_for"]
+
+
+def scratch_for(grad: torch.Tensor, *, donated: bool) -> torch.Tensor:
+    """Flat storage for a new residual."""
+    return grad.detach().view(-1) if donated and _is_spare(grad) else torch.empty(grad.numel(), device=grad.device)
+
+
+def output_for(source: Source) -> torch.Tensor:
+    """Flat storage for a decoded mean."""
+    old = source.state.get(RESIDUAL)
+    if old is not None:
+        return old
+    if source.scratch is None and source.donated and _is_spare(source.grad):
+        return source.grad.detach().view(-1)
+    return torch.empty(source.grad.numel(), device=source.grad.device)
+
+
+def deliver(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A flat mean as a tensor of `like`'s shape, dtype and strides; without a copy where that is possible."""
+    if flat.dtype == like.dtype and like.is_contiguous():
+        return flat.view(like.shape)
+    return torch.empty_like(like).copy_(flat.view(like.shape))
+
+
+def _is_spare(grad: torch.Tensor) -> bool:
+    """Whether a given-away gradient is flat and fills its storage, so that no other view of that can exist."""
+    return grad.dtype == torch.float32 and grad.is_contiguous() and grad.untyped_storage().nbytes() == grad.nbytes

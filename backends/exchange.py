@@ -1,0 +1,217 @@
+"""How the ranks of a bucket combine; the only code that communicates gradients.
+
+An exchange is built once per bucket. In every step it makes a `Flight`, which goes through `start`, `advance`,
+`finish`, and then gives means, slot by slot. Every collective is named after the bucket and its phase, and decoding
+goes in rank order, so that all ranks hold the same bits. No collective depends on one rank's data: a missing
+gradient is encoded as zeros, a non-finite one as a flag.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import torch
+
+from ..compressors import Compressor, Context, State, TensorMeta
+from ..compressors.base import as_vector
+from ..compressors.wire import FAILED, NON_FINITE, Expected, read_header, write_header
+from .layout import Layout, Piece
+from .plan import Bucket
+from .transport import Transport, Work
+
+__all__ = ["Clock", "Exchange", "Flight", "Source"]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When and where: goes into every codec's context."""
+
+    step: int
+    rank: int
+    seed: int
+
+    def context(self, meta: TensorMeta) -> Context:
+        return Context(meta=meta, step=self.step, rank=self.rank, seed=self.seed)
+
+
+@dataclass
+class Source:
+    """A slot's input to a step.
+
+    Attributes:
+        grad: the gradient.
+        donated: whether the gradient's storage may be overwritten and kept.
+        state: this tensor's state before the step.
+        server: the state of this rank's shard of the tensor before the step (two-phase only).
+        scratch: flat storage for the new residual; may be the gradient's own.
+    """
+
+    grad: torch.Tensor
+    donated: bool = False
+    state: State = field(default_factory=dict)
+    server: State = field(default_factory=dict)
+    scratch: torch.Tensor | None = None
+
+
+@dataclass
+class Flight:
+    """One bucket on its way in one step.
+
+    Attributes:
+        sources: what went in.
+        states: the slots' states after the step; dropping them undoes it.
+        server: the states of this rank's shards after the step (two-phase only), by slot.
+        finite: every rank's input was finite; known after `finish`.
+        failed: ranks whose codec raised; known after `finish`.
+        error: what this rank's codec raised.
+        sent_bytes: what this rank has sent.
+        wait_seconds: how long it has waited for the others.
+        scaled: the result was multiplied by its weight already (only where gradients travel as they are).
+    """
+
+    clock: Clock
+    sources: Sequence[Source]
+    states: list[State] = field(default_factory=list)
+    server: dict[int, State] = field(default_factory=dict)
+    finite: bool = True
+    failed: set[int] = field(default_factory=set)
+    error: Exception | None = None
+    sent_bytes: int = 0
+    wait_seconds: float = 0.0
+    scaled: bool = False
+    work: Work | None = None
+    result: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def wait(self, timeout: float) -> torch.Tensor:
+        """The result of the collective under way."""
+        assert self.work is not None, "nothing was started"
+        begun = perf_counter()
+        try:
+            return self.work.wait(timeout)
+        finally:
+            self.wait_seconds += perf_counter() - begun
+
+
+class Exchange(ABC):
+    """Combines one bucket over the ranks.
+
+    Args:
+        bucket: the tensors.
+        transport: the ranks.
+        digest: of what the ranks have agreed on; goes into every message's header.
+        guarded: whether finiteness must be known because some tensor of the step keeps a residual.
+    """
+
+    def __init__(self, bucket: Bucket, transport: Transport, digest: bytes, *, guarded: bool) -> None:
+        self.bucket = bucket
+        self.transport = transport
+        self.guarded = guarded
+        self._expected = Expected(
+            codec_id=next((slot.codec.codec_id for slot in bucket.slots if slot.reason is None), 0),
+            count=len(bucket.slots),
+            digest=int.from_bytes(digest[:4], "little"),
+        )
+
+    @abstractmethod
+    def start(self, sources: Sequence[Source], clock: Clock) -> Flight:
+        """Encode and launch."""
+
+    def advance(self, flight: Flight, timeout: float) -> None:
+        """Launch the second phase, where there is one. Called in bucket order, after all buckets have started."""
+
+    @abstractmethod
+    def finish(self, flight: Flight, timeout: float) -> None:
+        """Wait for the result; `flight.finite` and `flight.failed` are known afterwards, equal on all ranks."""
+
+    @abstractmethod
+    def mean(self, flight: Flight, slot: int, out: torch.Tensor, scale: float) -> None:
+        """Write the mean over the ranks, times `scale`, to the flat `out`."""
+
+    def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
+        """The mean in the result's own storage where it lies there in the gradient's dtype; else None."""
+        return None
+
+    def own_range(self, slot: int) -> slice:
+        """The elements of a tensor whose average this rank encodes again (two-phase only)."""
+        return slice(0, 0)
+
+    # The parts shared by exchanges of messages.
+
+    def _encode(
+        self, flight: Flight, source: Source, codec: Compressor, pieces: Sequence[Piece], messages: list[torch.Tensor]
+    ) -> State:
+        """Encode a tensor's pieces, each into its message; the returned state is that of the whole tensor."""
+        try:
+            results = [self._compress(flight, source, codec, *pair) for pair in zip(pieces, messages, strict=True)]
+        except Exception as error:
+            flight.error = error
+            return source.state
+        return _join(codec, source, results)
+
+    def _compress(
+        self, flight: Flight, source: Source, codec: Compressor, piece: Piece, message: torch.Tensor
+    ) -> State:
+        grad, state, scratch = source.grad, source.state, source.scratch
+        if grad.numel() != piece.meta.numel:
+            grad = grad[piece.low : piece.high]
+            state = {
+                key: value[piece.low : piece.high] if key in codec.elementwise_state else value
+                for key, value in state.items()
+            }
+            scratch = None if scratch is None else scratch[piece.low : piece.high]
+        ctx = flight.clock.context(piece.meta)
+        done = codec.compress(grad, state, ctx, out=piece.payload(message), scratch=scratch)
+        flight.finite &= done.finite
+        return done.state
+
+    def _decode_add(
+        self, flight: Flight, piece: Piece, message: torch.Tensor, out: torch.Tensor, weight: float
+    ) -> None:
+        codec = self.bucket.slots[piece.slot].codec
+        codec.decompress_add(piece.payload(message), flight.clock.context(piece.meta), out, weight)
+
+    def _zeros(self, message: torch.Tensor, nbytes: int, device: torch.device) -> torch.Tensor:
+        """The bucket's message, made once: padding between payloads stays zero."""
+        if message.numel() == nbytes and message.device == device:
+            return message
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+    def _seal(self, flight: Flight, message: torch.Tensor) -> None:
+        flags = (0 if flight.finite else NON_FINITE) | (0 if flight.error is None else FAILED)
+        write_header(message, self._expected, flags=flags, step=flight.clock.step)
+
+    def _open(self, flight: Flight, messages: Sequence[torch.Tensor]) -> None:
+        """Check every rank's header and note what its flags say."""
+        for rank, message in enumerate(messages):
+            flags = read_header(message, self._expected, step=flight.clock.step, rank=rank)
+            flight.finite &= not flags & NON_FINITE
+            if flags & FAILED:
+                flight.failed.add(rank)
+
+
+def by_slot(layout: Layout, count: int) -> list[list[Piece]]:
+    """The layout's pieces by slot."""
+    slots: list[list[Piece]] = [[] for _ in range(count)]
+    for piece in layout.pieces:
+        slots[piece.slot].append(piece)
+    return slots
+
+
+def flat_source(source: Source, meta: TensorMeta) -> Source:
+    """The same source with its gradient as a vector, which can be cut."""
+    return replace(source, grad=as_vector(source.grad, meta))
+
+
+def _join(codec: Compressor, source: Source, states: list[State]) -> State:
+    """One state from the states of a tensor's pieces: elementwise entries follow each other, others are the last's."""
+    if len(states) == 1:
+        return states[0]
+    joined = dict(states[-1]) if states else dict(source.state)
+    for key in codec.elementwise_state & joined.keys():
+        parts = [state[key] for state in states]
+        adjacent = source.scratch is not None and parts[0].data_ptr() == source.scratch.data_ptr()
+        joined[key] = source.scratch if adjacent and source.scratch is not None else torch.cat(parts)
+    return joined

@@ -1,0 +1,259 @@
+"""From a gradient on every rank to the mean on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from .._version import __version__
+from ..compressors import Compressor, State, TensorMeta, with_defaults
+from ..compressors.errors import ConfigError, UsageError
+from ..compressors.memory import RESIDUAL
+from .announce import announce
+from .delivery import scratch_for
+from .exchange import Clock, Source
+from .plan import Planner
+from .registry import Place, Registry
+from .statistics import Statistics, StepStatistics
+from .step import Step
+from .transport import Transport
+
+__all__ = ["GradientReducer"]
+
+MIB = 1 << 20
+
+
+class GradientReducer:
+    """Takes gradients as backward produces them, and gives means: the one place where a mean is taken.
+
+    A step begins with the first `ready` and is settled as a whole by the first `wait`: if every rank's gradients
+    were finite, all residuals move and `step` counts up; if not, nothing moves and every mean is NaN, so that a loss
+    scaler skips the step on all ranks alike.
+
+    Args:
+        compressor: a codec, or one wrapped in memories and policies. A bare biased codec gets error feedback, and
+            small and one-dimensional tensors travel dense (`gradwire.with_defaults`).
+        transport: the ranks.
+        name: prefix of all collectives' names; equal on all ranks, different for every reducer of a job.
+        bucket_bytes: gradients are exchanged in buckets of about this many bytes.
+        exchange: "auto", "all_reduce", "gather" or "two_phase".
+        timeout: seconds that a collective may take.
+        seed: base of all pseudo-random choices.
+
+    Raises:
+        ConfigError: an option is out of its range, or the exchange cannot carry the compressor's payloads.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        transport: Transport,
+        *,
+        name: str = "gradwire",
+        bucket_bytes: int = 25 * MIB,
+        exchange: str = "auto",
+        timeout: float = 60.0,
+        seed: int = 0,
+    ) -> None:
+        if not timeout > 0:
+            raise ConfigError(f"timeout is {timeout!r}; it must be a number of seconds above 0")
+        self.compressor = with_defaults(compressor)
+        self.transport = transport
+        self.step = 0
+        self._timeout = timeout
+        self._seed = seed
+        self._lock = threading.RLock()
+        self._registry = Registry(
+            Planner(self.compressor, transport, exchange, bucket_bytes),
+            transport,
+            name,
+            facts=[
+                f"gradwire {__version__}",
+                f"compressor {self.compressor!r}",
+                f"exchange={exchange} bucket_bytes={bucket_bytes} seed={seed}",
+            ],
+        )
+        self._states: dict[str, State] = {}
+        self._servers: dict[str, State] = {}
+        self._arriving: Step | None = None
+        self._settled: Step | None = None
+        self._untaken: set[str] = set()
+        self._device = torch.device("cpu")
+        self._skipped = 0
+        self._last = StepStatistics()
+        self._before_last = StepStatistics()
+
+    # Before the first step.
+
+    def register(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]] = (), *, wait: bool = True) -> None:
+        """Announce tensors; a collective operation. May be called again for further tensors, between steps.
+
+        Args:
+            metas: equal on all ranks, in the order in which backward is expected to produce them.
+            groups: lists of names; each list gets buckets of its own, the remaining tensors share theirs.
+            wait: check at once that all ranks registered the same; otherwise the first `wait` of a step does.
+
+        Raises:
+            UsageError: a name is registered or grouped twice, or unknown; or a step is under way.
+            MismatchError: ranks differ; raised on every rank, with the first difference.
+        """
+        with self._lock:
+            if self.in_step:
+                raise UsageError("tensors can only be registered between steps: call wait() or abandon() first")
+            first = not self._registry.metas
+            self._registry.add(metas, groups, self.step)
+            if wait:
+                self._registry.verify(self._timeout)
+            if first and self.transport.rank == 0:
+                announce(self._announcement())
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The registered tensors."""
+        return frozenset(self._registry.metas)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether gradients were made ready and are not settled yet."""
+        return self._arriving is not None
+
+    @property
+    def statistics(self) -> Statistics:
+        """What was sent and how long it took."""
+        with self._lock:
+            self._note_last()
+            return replace(
+                self._registry.statistics(),
+                steps=self.step,
+                skipped_steps=self._skipped,
+                saturated=sum(int(state["saturated"]) for state in self._states.values() if "saturated" in state),
+                last=self._last,
+                total=self._before_last + self._last,
+            )
+
+    def _announcement(self) -> str:
+        if self.transport.world_size == 1:
+            return "one process: gradients are used as they are, nothing is compressed"
+        return self.statistics.summary()
+
+    # A step.
+
+    def ready(self, name: str, grad: torch.Tensor, *, donate: bool = False) -> None:
+        """Hand over a gradient; in any order, once per step. The exchange of a bucket starts when it is full.
+
+        Args:
+            name: a registered tensor.
+            grad: its gradient; must not be changed before `wait`.
+            donate: the gradient's storage may be overwritten and kept.
+
+        Raises:
+            UsageError: the name is unknown or ready already, or the tensor does not fit its registration.
+        """
+        with self._lock:
+            self._check(name, grad)
+            self._retire()
+            self._device = grad.device
+            self._arriving = self._arriving or self._begin()
+            place = self._registry.places[name]
+            if self._arriving.has(place):
+                raise UsageError(f"gradient {name!r} is ready already: call wait() or abandon() before the next step")
+            self._arriving.put(place, self._source(name, grad, donated=donate))
+
+    def flush(self) -> None:
+        """Count missing gradients as zeros and start every exchange that has not started."""
+        with self._lock:
+            self._arriving = self._arriving or self._begin()
+            self._arriving.fill(self._zeros)
+
+    def wait(self, name: str, scale: float = 1.0) -> torch.Tensor:
+        """The mean of a gradient over the ranks, times `scale`, in the gradient's shape and dtype; once per step.
+
+        Raises:
+            UsageError: no step is under way, the name is unknown, or its mean was taken already.
+            MismatchError, PeerError, TransportError: the step failed; states are as they were before it.
+        """
+        with self._lock:
+            if self._arriving is not None:
+                self._commit(self._settle())
+            if self._settled is None or name not in self._untaken:
+                raise UsageError(f"there is no mean of {name!r} to take: it is taken once per step, after ready()")
+            self._untaken.discard(name)
+            mean = self._settled.mean(self._registry.places[name], scale)
+            if not self._untaken:
+                self._retire()
+            return mean
+
+    def pending(self, name: str) -> torch.Tensor:
+        """This rank's part of the update that is still owed: summed over the ranks, mean gradients minus means given.
+
+        fp32, in the gradient's shape; zero where nothing is compressed or error feedback is off.
+        """
+        with self._lock:
+            place, meta = self._registry.places[name], self._registry.metas[name]
+            owed = torch.zeros(meta.numel, device=self._device)
+            if RESIDUAL in (state := self._states.get(name, {})):
+                owed += state[RESIDUAL] / self.transport.world_size
+            if RESIDUAL in (server := self._servers.get(name, {})):
+                owed[self._registry.exchanges[place.bucket].own_range(place.slot)] += server[RESIDUAL]
+            return owed.view(meta.shape)
+
+    def abandon(self) -> None:
+        """Finish a step's collectives and drop its results; states stay as they were. All ranks must do so."""
+        with self._lock:
+            if self._arriving is not None:
+                self._settle()
+
+    def _begin(self) -> Step:
+        clock = Clock(self.step, self.transport.rank, self._seed)
+        return Step(self._registry.exchanges, clock, ordered=self.transport.ordered)
+
+    def _settle(self) -> Step:
+        """End the open step on all ranks. Whatever happens, the next `ready` begins a new one."""
+        self.flush()
+        step = self._arriving
+        assert step is not None
+        self._arriving = None
+        self._registry.verify(self._timeout)
+        step.settle(self._timeout)
+        return step
+
+    def _commit(self, step: Step) -> None:
+        if step.applied:
+            for name, place in self._registry.places.items():
+                self._states[name], self._servers[name] = step.states(place)
+            self.step += 1
+        else:
+            self._skipped += 1
+        self._settled, self._untaken = step, set(self._registry.places)
+        self._before_last += self._last
+        self._last = StepStatistics()
+
+    def _retire(self) -> None:
+        """Let go of a settled step and its buffers; means that nobody took are dropped."""
+        self._note_last()
+        self._settled, self._untaken = None, set()
+
+    def _note_last(self) -> None:
+        if self._settled is not None:
+            self._last = self._settled.statistics()
+
+    def _source(self, name: str, grad: torch.Tensor, *, donated: bool) -> Source:
+        codec = self._registry.slot(name).codec
+        scratch = scratch_for(grad, donated=donated) if codec.elementwise_state else None
+        return Source(grad, donated, self._states.get(name, {}), self._servers.get(name, {}), scratch)
+
+    def _zeros(self, place: Place) -> Source:
+        meta = self._registry.exchanges[place.bucket].bucket.slots[place.slot].meta
+        return self._source(meta.name, torch.zeros(meta.shape, dtype=meta.dtype, device=self._device), donated=True)
+
+    def _check(self, name: str, grad: torch.Tensor) -> None:
+        meta = self._registry.metas.get(name)
+        if meta is None:
+            raise UsageError(f"tensor {name!r} is not registered: call register() with it on every rank first")
+        if tuple(grad.shape) != meta.shape or grad.dtype != meta.dtype:
+            raise UsageError(
+                f"gradient {name!r} is {tuple(grad.shape)} {grad.dtype}, registered as {meta.shape} {meta.dtype}"
+            )

@@ -1,0 +1,132 @@
+"""The tensors that a reducer serves, their buckets, and the agreement of all ranks about them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..compressors import TensorMeta
+from ..compressors.errors import UsageError
+from .all_reduce import AllReduce
+from .exchange import Exchange
+from .fingerprint import Fingerprint
+from .gather import Gather
+from .identity import Identity
+from .plan import Bucket, Planner, Slot
+from .statistics import Statistics, TensorStatistics
+from .transport import Transport
+from .two_phase import TwoPhase
+
+__all__ = ["Place", "Registry"]
+
+KINDS: dict[str, type[Exchange]] = {
+    "all_reduce": AllReduce,
+    "gather": Gather,
+    "identity": Identity,
+    "two_phase": TwoPhase,
+}
+
+
+class Place(NamedTuple):
+    """Where a tensor is: number of its bucket, and its slot there."""
+
+    bucket: int
+    slot: int
+
+
+class Registry:
+    """Grows with every `add`; never forgets.
+
+    Args:
+        planner: assigns tensors to buckets.
+        transport: the ranks.
+        prefix: of all collectives' names.
+        facts: lines that must be equal on all ranks, besides the tensors themselves.
+    """
+
+    def __init__(self, planner: Planner, transport: Transport, prefix: str, facts: Sequence[str]) -> None:
+        self._planner = planner
+        self._transport = transport
+        self._prefix = prefix
+        self._facts = list(facts)
+        self._unverified: list[Fingerprint] = []
+        self.metas: dict[str, TensorMeta] = {}
+        self.places: dict[str, Place] = {}
+        self.exchanges: list[Exchange] = []
+
+    def add(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], step: int) -> None:
+        """Plan buckets for further tensors and start to compare notes with the other ranks."""
+        grouped = _grouped(metas, groups, self.metas)
+        buckets = self._planner.buckets(grouped, self._prefix, first=len(self.exchanges))
+        self.metas.update({meta.name: meta for meta in metas})
+        lines = [*self._facts, f"step {step}", *(describe(slot) for bucket in buckets for slot in bucket.slots)]
+        fingerprint = Fingerprint(lines, self._transport, f"{self._prefix}.{len(self.exchanges)}")
+        self._unverified.append(fingerprint)
+        for bucket in buckets:
+            self._append(bucket, fingerprint.digest)
+        guarded = any(slot.codec.elementwise_state for slot in self.slots())
+        for exchange in self.exchanges:
+            exchange.guarded = guarded
+
+    def verify(self, timeout: float) -> None:
+        """Raise `MismatchError` on every rank if they did not all add the same."""
+        for fingerprint in self._unverified:
+            fingerprint.verify(timeout)
+        self._unverified.clear()
+
+    def slot(self, name: str) -> Slot:
+        place = self.places[name]
+        return self.exchanges[place.bucket].bucket.slots[place.slot]
+
+    def slots(self) -> list[Slot]:
+        return [slot for exchange in self.exchanges for slot in exchange.bucket.slots]
+
+    def statistics(self) -> Statistics:
+        """An account with the tensors and nothing sent yet."""
+        return Statistics(
+            tensors=tuple(_statistics(slot) for slot in self.slots()),
+            buckets=len(self.exchanges),
+            error_feedback=any(slot.codec.elementwise_state for slot in self.slots()),
+        )
+
+    def _append(self, bucket: Bucket, digest: bytes) -> None:
+        index = len(self.exchanges)
+        self.places |= {slot.meta.name: Place(index, number) for number, slot in enumerate(bucket.slots)}
+        self.exchanges.append(KINDS[bucket.lane.kind](bucket, self._transport, digest, guarded=False))
+
+
+def describe(slot: Slot) -> str:
+    """One line of the fingerprint."""
+    return f"tensor {slot.meta.name}: {tuple(slot.meta.shape)} {slot.meta.dtype} by {slot.codec!r}"
+
+
+def _statistics(slot: Slot) -> TensorStatistics:
+    return TensorStatistics(
+        name=slot.meta.name,
+        numel=slot.meta.numel,
+        raw_bytes=slot.meta.raw_bytes,
+        payload_bytes=slot.codec.nbytes(slot.meta),
+        codec=repr(slot.codec),
+        dense_reason=slot.reason,
+    )
+
+
+def _grouped(
+    metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], registered: dict[str, TensorMeta]
+) -> list[list[TensorMeta]]:
+    """The metas of each group, and those in no group as the last one."""
+    known = {meta.name: meta for meta in metas}
+    members = Counter(name for group in groups for name in group)
+    double = sorted(
+        {name for name, times in Counter(meta.name for meta in metas).items() if times > 1}
+        | registered.keys() & known.keys()
+        | {name for name, times in members.items() if times > 1}
+    )
+    if double:
+        raise UsageError(f"tensor {double[0]!r} is registered or grouped twice; a name must be unique in a reducer")
+    unknown = sorted(members.keys() - known.keys())
+    if unknown:
+        raise UsageError(f"a group names {unknown[0]!r}, which is not among the tensors being registered")
+    rest = [meta for meta in metas if meta.name not in members]
+    return [[known[name] for name in group] for group in groups if group] + ([rest] if rest else [])

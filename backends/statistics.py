@@ -1,0 +1,113 @@
+"""What went on the wire, exactly, and where the time went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Statistics", "StepStatistics", "TensorStatistics"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorStatistics:
+    """One tensor's part in every step.
+
+    Attributes:
+        name: the parameter's name.
+        numel: elements.
+        raw_bytes: bytes of the gradient in its own dtype.
+        payload_bytes: bytes of what one rank encodes for it, indices and scales included.
+        codec: the compressor that serves it, as it prints itself.
+        dense_reason: why it travels uncompressed, or None.
+    """
+
+    name: str
+    numel: int
+    raw_bytes: int
+    payload_bytes: int
+    codec: str
+    dense_reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStatistics:
+    """One step, or a sum of steps.
+
+    Attributes:
+        raw_bytes: what a rank would send in a ring all-reduce of the gradients in their own dtype.
+        fp16_bytes: the same in 16 bits per element.
+        sent_bytes: what this rank sent, headers, scales and indices included; an all-reduce counts as a ring.
+        codec_seconds: time spent encoding and decoding.
+        wait_seconds: time spent waiting for other ranks and the network.
+    """
+
+    raw_bytes: int = 0
+    fp16_bytes: int = 0
+    sent_bytes: int = 0
+    codec_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    def __add__(self, other: StepStatistics) -> StepStatistics:
+        return StepStatistics(
+            raw_bytes=self.raw_bytes + other.raw_bytes,
+            fp16_bytes=self.fp16_bytes + other.fp16_bytes,
+            sent_bytes=self.sent_bytes + other.sent_bytes,
+            codec_seconds=self.codec_seconds + other.codec_seconds,
+            wait_seconds=self.wait_seconds + other.wait_seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """A reducer's account so far.
+
+    Attributes:
+        tensors: one entry per registered tensor.
+        buckets: number of buckets; each costs one collective (two-phase: two) per step.
+        error_feedback: True if any tensor keeps a residual.
+        steps: applied steps.
+        skipped_steps: steps refused because a gradient was not finite on some rank.
+        saturated: finite values that were clamped to a 16-bit range on this rank so far.
+        last: the last step.
+        total: the sum of all steps.
+    """
+
+    tensors: tuple[TensorStatistics, ...] = ()
+    buckets: int = 0
+    error_feedback: bool = False
+    steps: int = 0
+    skipped_steps: int = 0
+    saturated: int = 0
+    last: StepStatistics = field(default_factory=StepStatistics)
+    total: StepStatistics = field(default_factory=StepStatistics)
+
+    def summary(self) -> str:
+        """One line, such as `compressing 12 of 30 tensors, 98 % of bytes; error feedback on`."""
+        compressed = [tensor for tensor in self.tensors if tensor.dense_reason is None]
+        raw = sum(tensor.raw_bytes for tensor in self.tensors)
+        share = sum(tensor.raw_bytes for tensor in compressed) / raw if raw else 0.0
+        return (
+            f"compressing {len(compressed)} of {len(self.tensors)} tensors, {share:.0%} of bytes".replace("%", " %")
+            + f"; error feedback {'on' if self.error_feedback else 'off'}"
+        )
+
+    def dense_reasons(self) -> dict[str, int]:
+        """How many tensors travel uncompressed, by reason."""
+        counts: dict[str, int] = {}
+        for tensor in self.tensors:
+            if tensor.dense_reason is not None:
+                counts[tensor.dense_reason] = counts.get(tensor.dense_reason, 0) + 1
+        return counts
+
+
+def merge(parts: list[Statistics]) -> Statistics:
+    """The account of several reducers together; `last` is the sum of their last steps."""
+    return Statistics(
+        tensors=tuple(tensor for part in parts for tensor in part.tensors),
+        buckets=sum(part.buckets for part in parts),
+        error_feedback=any(part.error_feedback for part in parts),
+        steps=max((part.steps for part in parts), default=0),
+        skipped_steps=max((part.skipped_steps for part in parts), default=0),
+        saturated=sum(part.saturated for part in parts),
+        last=sum((part.last for part in parts), StepStatistics()),
+        total=sum((part.total for part in parts), StepStatistics()),
+    )

@@ -1,0 +1,142 @@
+"""One step of a reducer: gradients arrive, buckets fly, all ranks settle, means are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from time import perf_counter
+
+import torch
+
+from ..compressors import State
+from ..compressors.errors import PeerError
+from .delivery import deliver, output_for
+from .exchange import Clock, Exchange, Flight, Source
+from .registry import Place
+from .statistics import StepStatistics
+
+__all__ = ["Step"]
+
+
+class Step:
+    """Lives from the first gradient of a step until its last mean is taken.
+
+    Args:
+        exchanges: one per bucket.
+        clock: step number, rank and seed.
+        ordered: start buckets in their order only, because the transport pairs collectives by order.
+    """
+
+    def __init__(self, exchanges: Sequence[Exchange], clock: Clock, *, ordered: bool) -> None:
+        self._exchanges = exchanges
+        self._clock = clock
+        self._ordered = ordered
+        self._sources: list[dict[int, Source]] = [{} for _ in exchanges]
+        self._flights: dict[int, Flight] = {}
+        self._seconds = 0.0
+        self.applied = False
+
+    # Gradients arrive.
+
+    def has(self, place: Place) -> bool:
+        return place.slot in self._sources[place.bucket]
+
+    def put(self, place: Place, source: Source) -> None:
+        """Take a gradient; start its bucket, and those behind it that were held up, as soon as they are full."""
+        self._sources[place.bucket][place.slot] = source
+        if not self._ordered:
+            self._start(place.bucket)
+            return
+        while len(self._flights) < len(self._exchanges) and self._start(len(self._flights)):
+            pass
+
+    def fill(self, missing: Callable[[Place], Source]) -> None:
+        """Put something in every place that is still empty."""
+        for index, sources in enumerate(self._sources):
+            for number in range(len(self._exchanges[index].bucket.slots)):
+                if number not in sources:
+                    self.put(Place(index, number), missing(Place(index, number)))
+
+    def _start(self, index: int) -> bool:
+        exchange, sources = self._exchanges[index], self._sources[index]
+        if len(sources) < len(exchange.bucket.slots):
+            return False
+        with self._timing():
+            ordered = [sources[number] for number in range(len(sources))]
+            self._flights[index] = exchange.start(ordered, self._clock)
+        return True
+
+    # All ranks settle.
+
+    def settle(self, timeout: float) -> None:
+        """Finish all exchanges, in bucket order; `applied` tells whether the step counts.
+
+        Raises:
+            PeerError: a codec raised on another rank. If it raised here, its own exception is raised.
+        """
+        pairs = [(exchange, self._flights[index]) for index, exchange in enumerate(self._exchanges)]
+        with self._timing():
+            for exchange, flight in pairs:
+                exchange.advance(flight, timeout)
+            for exchange, flight in pairs:
+                exchange.finish(flight, timeout)
+        self._raise_failures()
+        self.applied = all(flight.finite for _, flight in pairs)
+
+    def _raise_failures(self) -> None:
+        flights = self._flights.values()
+        own = next((flight.error for flight in flights if flight.error is not None), None)
+        if own is not None:
+            raise own
+        failed = sorted({rank for flight in flights for rank in flight.failed})
+        if failed:
+            raise PeerError(f"compression failed on rank {failed[0]}; its own error says why. No residual was changed.")
+
+    # Means are taken.
+
+    def mean(self, place: Place, scale: float) -> torch.Tensor:
+        """The mean of one tensor; its storage is the caller's from now on."""
+        exchange, flight = self._exchanges[place.bucket], self._flights[place.bucket]
+        source = flight.sources[place.slot]
+        if not self.applied:
+            return torch.full_like(source.grad, float("nan"))
+        with self._timing():
+            flat = exchange.view(flight, place.slot, scale)
+            if flat is None:
+                flat = output_for(source)
+                exchange.mean(flight, place.slot, flat, scale)
+            return deliver(flat, source.grad)
+
+    def states(self, place: Place) -> tuple[State, State]:
+        """A tensor's state after the step, and that of this rank's shard of it."""
+        flight = self._flights[place.bucket]
+        return flight.states[place.slot], flight.server.get(place.slot, {})
+
+    @contextmanager
+    def _timing(self) -> Iterator[None]:
+        begun = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += perf_counter() - begun
+
+    def statistics(self) -> StepStatistics:
+        """What this rank has sent and how long it took so far."""
+        waited = sum(flight.wait_seconds for flight in self._flights.values())
+        return StepStatistics(
+            **_uncompressed(self._exchanges),
+            sent_bytes=sum(flight.sent_bytes for flight in self._flights.values()),
+            codec_seconds=self._seconds - waited,
+            wait_seconds=waited,
+        )
+
+
+def _uncompressed(exchanges: Sequence[Exchange]) -> dict[str, int]:
+    """What a ring all-reduce of the same gradients sends per rank, as they are and in 16 bits."""
+    metas = [slot.meta for exchange in exchanges for slot in exchange.bucket.slots]
+    ring = Fraction(2 * (exchanges[0].transport.world_size - 1), exchanges[0].transport.world_size) if exchanges else 0
+    return {
+        "raw_bytes": int(ring * sum(meta.raw_bytes for meta in metas)),
+        "fp16_bytes": int(ring * sum(2 * meta.numel for meta in metas)),
+    }

@@ -43,7 +43,7 @@ class _LocalWork(Work):
             if obstacle is not None:
                 raise TransportError(f"{name}: {obstacle}")
             missing = sorted(set(range(self._hub.world_size)) - self._meeting.parts.keys())
-        raise TransportTimeout(f"{name}: ranks {missing} did not come within {timeout:g} s")
+        raise TransportTimeout(f"{name}: not finished within {timeout:g} s; ranks {missing} have not come")
 
     def _settled(self) -> bool:
         return self._meeting.finished or self._hub.obstacle(self._meeting) is not None

@@ -281,7 +281,7 @@ def refused(payload: torch.Tensor, state: State) -> Compressed:
 
 
 def _first_byte(tensor: torch.Tensor) -> int:
-    return tensor.storage_offset() * tensor.itemsize
+    return int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:

@@ -7,7 +7,8 @@ the checks. A codec as an option's value takes its own options in parentheses: `
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from .base import Compressor
 from .dense import BF16, FP16, NoCompression
@@ -20,7 +21,7 @@ from .topk import TopK
 
 __all__ = ["format_spec", "parse_spec"]
 
-_CODECS: dict[str, type[Compressor]] = {
+_CODECS = {
     "bf16": BF16,
     "fp16": FP16,
     "int8": Int8,
@@ -29,7 +30,7 @@ _CODECS: dict[str, type[Compressor]] = {
     "randomk": RandomK,
     "topk": TopK,
 }
-_NAMES = {codec: name for name, codec in _CODECS.items()}
+_NAMES: dict[type[Compressor], str] = {codec: name for name, codec in _CODECS.items()}
 _WORDS = {"true": True, "false": False, "none": None}
 _COMMAS_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 _NESTED = re.compile(r"(\w+)(?:\((.*)\))?")
@@ -59,7 +60,7 @@ def _build(name: str, options: str) -> Compressor:
     _check_known("compressor", name, list(_CODECS))
     codec = _CODECS[name]
     allowed = [field.name for field in fields(codec)]
-    chosen: dict[str, object] = {}
+    chosen: dict[str, Any] = {}
     for option in filter(None, map(str.strip, _COMMAS_OUTSIDE_PARENTHESES.split(options))):
         key, equals, value = map(str.strip, option.partition("="))
         _check_known(f"option of {name}", key, allowed)
@@ -85,14 +86,15 @@ def _value(text: str) -> object:
 
 
 def _describe(compressor: Compressor) -> tuple[str, str]:
-    if type(compressor) not in _NAMES:
+    name = _NAMES.get(type(compressor))
+    if name is None or not is_dataclass(compressor):
         raise ConfigError(f"{compressor!r} has no spec; specs exist for {', '.join(_CODECS)}")
     options = [
         f"{field.name}={_text(getattr(compressor, field.name))}"
         for field in fields(compressor)
         if getattr(compressor, field.name) != field.default
     ]
-    return _NAMES[type(compressor)], ",".join(options)
+    return name, ",".join(options)
 
 
 def _text(value: object) -> str:

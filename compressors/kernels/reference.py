@@ -9,6 +9,7 @@ otherwise the inputs are finite and not empty.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -162,7 +163,7 @@ def sign_scales(x: torch.Tensor, block: int, order: int, scales: torch.Tensor) -
     """Mean magnitude (`order` 1) or root mean square (2) of each block, 0 where that is not above FLT_MIN."""
     sums = torch.zeros(scales.numel(), dtype=torch.float64, device=x.device)
     for part in _blocks(x.numel(), block):
-        norm = torch.linalg.vector_norm(x[part.span].view(part.count, -1), order, dim=1, dtype=torch.float64)
+        norm = torch.linalg.vector_norm(x[part.span].view(part.rows, -1), order, dim=1, dtype=torch.float64)
         sums[part.blocks] += norm**order
     mean = (sums / block_sizes(x.numel(), block, device=x.device)) ** (1 / order)
     scales.copy_(_guarded(mean.to(torch.float32)))
@@ -182,7 +183,7 @@ def sign_unpack_add(bits: torch.Tensor, scales: torch.Tensor, block: int, out: t
     for part in _blocks(out.numel(), block):
         octets = bits[part.span.start // 8 : (part.span.stop + 7) // 8]
         signs = table.index_select(0, octets.int()).view(-1)[: part.span.stop - part.span.start]
-        values = signs.view(part.count, -1).mul_(weighted[part.blocks, None])
+        values = signs.view(part.rows, -1).mul_(weighted[part.blocks, None])
         out[part.span].add_(values.view(-1))
 
 
@@ -193,6 +194,7 @@ def _pack(mask: torch.Tensor) -> torch.Tensor:
     return ((padded.view(torch.int64) * _PACK >> 56) & 0xFF).to(torch.uint8)
 
 
+@cache
 def _signs(device: torch.device) -> torch.Tensor:
     """A row of eight +1 or -1 for each byte."""
     octets = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
@@ -206,7 +208,7 @@ def block_peaks(x: torch.Tensor, block: int, scales: torch.Tensor) -> None:
     """Largest magnitude / 127 of each block, 0 where that is not above FLT_MIN."""
     scales.zero_()
     for part in _blocks(x.numel(), block):
-        peak = x[part.span].view(part.count, -1).abs().amax(dim=1)
+        peak = x[part.span].view(part.rows, -1).abs().amax(dim=1)
         scales[part.blocks] = torch.maximum(scales[part.blocks], peak)
     scales.copy_(_guarded(scales / 127))
 
@@ -216,7 +218,7 @@ def quantize(x: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tenso
     safe = torch.where(scales > 0, scales, 1.0)  # below a denormal scale, |x| / 1 rounds to 0
     generator = None if seed is None else torch.Generator(x.device).manual_seed(seed)
     for part in _blocks(x.numel(), block):
-        levels = x[part.span].view(part.count, -1) / safe[part.blocks, None]
+        levels = x[part.span].view(part.rows, -1) / safe[part.blocks, None]
         if generator is None:
             levels.round_()
         else:
@@ -227,7 +229,7 @@ def quantize(x: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tenso
 def dequantize_add(levels: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tensor, weight: float) -> None:
     """`out += weight * scale * level`."""
     for part in _blocks(out.numel(), block):
-        values = levels[part.span].view(part.count, -1) * scales[part.blocks, None]
+        values = levels[part.span].view(part.rows, -1) * scales[part.blocks, None]
         out[part.span].add_(values.view(-1), alpha=weight)
 
 
@@ -265,7 +267,7 @@ class _Part(NamedTuple):
 
     span: slice
     blocks: slice
-    count: int
+    rows: int
 
 
 def _blocks(numel: int, block: int) -> Iterator[_Part]:
@@ -276,8 +278,8 @@ def _blocks(numel: int, block: int) -> Iterator[_Part]:
     for start, stop in pairwise(edges):
         for inner in _spans(stop - start):
             first, last = start + inner.start, start + inner.stop
-            count = max(1, (last - first) // block)
-            yield _Part(slice(first, last), slice(first // block, first // block + count), count)
+            rows = max(1, (last - first) // block)
+            yield _Part(slice(first, last), slice(first // block, first // block + rows), rows)
 
 
 def _spans(numel: int) -> Iterator[slice]:

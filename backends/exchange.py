@@ -17,6 +17,7 @@ import torch
 
 from ..compressors import Compressor, Context, State, TensorMeta
 from ..compressors.base import as_vector
+from ..compressors.errors import UsageError
 from ..compressors.wire import FAILED, NON_FINITE, Expected, read_header, write_header
 from .layout import Layout, Piece
 from .plan import Bucket
@@ -87,7 +88,8 @@ class Flight:
 
     def wait(self, timeout: float) -> torch.Tensor:
         """The result of the collective under way."""
-        assert self.work is not None, "nothing was started"
+        if self.work is None:
+            raise UsageError("this bucket's exchange was not started")
         begun = perf_counter()
         try:
             return self.work.wait(timeout)
@@ -119,7 +121,7 @@ class Exchange(ABC):
     def start(self, sources: Sequence[Source], clock: Clock) -> Flight:
         """Encode and launch."""
 
-    def advance(self, flight: Flight, timeout: float) -> None:
+    def advance(self, flight: Flight, timeout: float) -> None:  # noqa: B027 - most exchanges have one phase only
         """Launch the second phase, where there is one. Called in bucket order, after all buckets have started."""
 
     @abstractmethod

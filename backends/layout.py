@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -54,7 +55,7 @@ def shards(slots: Sequence[Slot], world_size: int) -> list[Layout]:
     """One message per owner: rank r owns an equal run of the bucket's elements, which may cut tensors."""
     total = sum(slot.meta.numel for slot in slots)
     bounds = [total * rank // world_size for rank in range(world_size + 1)]
-    return [_layout(slots, _cut(slots, low, high)) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [_layout(slots, _cut(slots, low, high)) for low, high in pairwise(bounds)]
 
 
 def _cut(slots: Sequence[Slot], low: int, high: int) -> list[tuple[int, int, int]]:

@@ -213,9 +213,7 @@ class GradientReducer:
     def _settle(self) -> Step:
         """End the open step on all ranks. Whatever happens, the next `ready` begins a new one."""
         self.flush()
-        step = self._arriving
-        assert step is not None
-        self._arriving = None
+        step, self._arriving = self._arriving or self._begin(), None
         self._registry.verify(self._timeout)
         step.settle(self._timeout)
         return step

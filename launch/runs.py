@@ -1,0 +1,158 @@
+"""One training run in real processes, followed through the report that its rank 0 writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TextIO
+
+from ..compressors.errors import GradwireError
+
+__all__ = ["Job", "Launcher", "RunError", "follow", "horovod_problem"]
+
+Launcher = Literal["gloo", "mpi", "torch"]
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+STALL_SECONDS = 120.0
+STOP_SECONDS = 20.0
+
+
+class RunError(GradwireError, RuntimeError):
+    """A training run failed, or made no progress; the text ends with the last lines of its log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to train, and how.
+
+    Attributes:
+        compression: a spec string such as `topk:ratio=0.01`.
+        launcher: Horovod over Gloo or MPI, or torch.distributed over Gloo.
+        ranks: number of processes.
+        steps: training steps.
+        seed: of the parameters, the batches and the compressor.
+        folder: where report and log go.
+    """
+
+    compression: str
+    launcher: Launcher
+    ranks: int
+    steps: int
+    seed: int
+    folder: Path
+
+    def file(self, suffix: str) -> Path:
+        """A file of this run's own in `folder`."""
+        return self.folder / f"{''.join(c if c.isalnum() or c in '.=-' else '_' for c in self.compression)}{suffix}"
+
+    def command(self) -> list[str]:
+        """The command line, as a user would type it."""
+        script = script_of(self.launcher)
+        return [
+            *launch_command(self.launcher, self.ranks),
+            *([] if self.launcher == "torch" else [sys.executable]),
+            str(script),
+            *("--compression", self.compression),
+            *("--steps", str(self.steps)),
+            *("--seed", str(self.seed)),
+            *("--report", str(self.file(".jsonl"))),
+        ]
+
+
+def horovod_problem() -> str | None:
+    """Why Horovod cannot be used, or None. Asked in a process of its own: a broken build may crash its importer."""
+    command = [sys.executable, "-c", "import horovod.torch"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode == 0:
+        return None
+    return (answer.stderr.strip().splitlines() or [f"importing it ends with status {answer.returncode}"])[-1]
+
+
+def follow(job: Job) -> Iterator[dict[str, float]]:
+    """Run the job and yield the records of its report as they come.
+
+    Raises:
+        RunError: it ended with an error, or stood still for two minutes.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    job.file(".jsonl").write_text("")
+    with job.file(".jsonl").open() as report, job.file(".log").open("w") as log, running(job, log) as process:
+        yield from records(job, report, process)
+    if process.returncode != 0:
+        raise RunError(f"{job.compression}: training ended with status {process.returncode}.{last_lines(job)}")
+
+
+def records(job: Job, report: TextIO, process: subprocess.Popen[bytes]) -> Iterator[dict[str, float]]:
+    unfinished = ""
+    last = time.monotonic()
+    while True:
+        ended = process.poll() is not None  # asked before reading, so that the last records are not missed
+        *lines, unfinished = (unfinished + report.read()).split("\n")
+        yield from map(json.loads, lines)
+        if ended:
+            return
+        last = time.monotonic() if lines else last
+        if time.monotonic() - last > STALL_SECONDS:
+            raise RunError(f"{job.compression}: no step in {STALL_SECONDS:.0f} s.{last_lines(job)}")
+        time.sleep(0.1)
+
+
+@contextmanager
+def running(job: Job, log: TextIO) -> Iterator[subprocess.Popen[bytes]]:
+    """The job's processes; whatever is left of them at the end is stopped."""
+    process = subprocess.Popen(
+        job.command(), env=environment(job.ranks), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+    )
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask the launcher to end, which ends its ranks; insist after a while."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def launch_command(launcher: Launcher, ranks: int) -> list[str]:
+    if launcher == "torch":
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    horovodrun = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks)]
+    return [*horovodrun, *(["--gloo"] if launcher == "gloo" else ["--mpi", "--mpi-args=--oversubscribe"])]
+
+
+def script_of(launcher: Launcher) -> Path:
+    script = EXAMPLES / ("torch_gpt.py" if launcher == "torch" else "horovod_gpt.py")
+    if not script.exists():
+        raise RunError(f"{script} is not there: an installed gradwire has no examples. Run ./launch/demo in a clone")
+    return script
+
+
+def environment(ranks: int) -> dict[str, str]:
+    """This process's environment, with what ranks that share one machine need."""
+    additions = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+    }
+    if os.geteuid() == 0:  # Open MPI refuses root unless told twice
+        additions |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**os.environ, **additions}
+
+
+def last_lines(job: Job, count: int = 8) -> str:
+    log = job.file(".log")
+    lines = log.read_text(errors="replace").splitlines()[-count:]
+    return "\n  ".join([f" The end of {log}:", *lines])

@@ -47,6 +47,8 @@ PIECE = 1 << 18
 SAMPLES = 1 << 16
 
 _FLT_MIN = torch.finfo(torch.float32).tiny
+#: so that 127 times a scale stays finite
+_LARGEST_SCALE = float(np.nextafter(np.float32(torch.finfo(torch.float32).max / 127), np.float32(0)))
 #: sums 0/1 bytes b0 to b7 of a word into the bits of its highest byte, b0 first
 _PACK = int.from_bytes(bytes.fromhex("8040201008040201"), "big", signed=True)
 
@@ -210,7 +212,7 @@ def block_peaks(x: torch.Tensor, block: int, scales: torch.Tensor) -> None:
     for part in _blocks(x.numel(), block):
         peak = x[part.span].view(part.rows, -1).abs().amax(dim=1)
         scales[part.blocks] = torch.maximum(scales[part.blocks], peak)
-    scales.copy_(_guarded(scales / 127))
+    scales.copy_(_guarded((scales / 127).clamp_(max=_LARGEST_SCALE)))
 
 
 def quantize(x: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tensor, seed: int | None) -> None:

@@ -19,9 +19,6 @@ __all__ = ["LocalTransport", "run_ranks"]
 
 T = TypeVar("T")
 
-#: seconds that ranks get to end after they were woken
-GRACE = 5.0
-
 
 class _LocalWork(Work):
     def __init__(self, hub: Hub, meeting: Meeting, part: Part) -> None:
@@ -120,6 +117,7 @@ def run_ranks(
     timeout: float = 60.0,
     ordered: bool = True,
     hook: Hook | None = None,
+    grace: float = 5.0,
 ) -> list[T]:
     """Run `function(transport)` on `world_size` threads, one per rank, and return the results in rank order.
 
@@ -131,6 +129,7 @@ def run_ranks(
             as in Horovod, and one rank cannot have two of the same name under way.
         hook: called as `hook(rank, name)` before each collective, on the rank that starts it; it may sleep
             or raise.
+        grace: seconds that the ranks get to end after `timeout`.
 
     Raises:
         TransportTimeout: a rank was not done in time. Its thread is left behind.
@@ -157,7 +156,7 @@ def run_ranks(
     late = _join(threads, timeout)
     out_of_time = late and not failures
     hub.fail(f"the time limit of {timeout:g} s has passed")
-    _join(threads, GRACE)
+    _join(threads, grace)
     if out_of_time:
         raise TransportTimeout(f"{', '.join(late)} of {world_size} still ran after {timeout:g} s")
     if failures:

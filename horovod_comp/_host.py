@@ -27,9 +27,15 @@ SUPPORTED = ("0.28.1",)
 _MPI_OPS = (
     "mpi_lib",
     "_handle_map",
+    "_allreduce_async",
     "_allreduce_function_factory",
+    "_grouped_allreduce_async",
     "_grouped_allreduce_function_factory",
+    "Adasum",
     "Average",
+    "Max",
+    "Min",
+    "Product",
     "Sum",
     "allgather_async",
     "allreduce_async_",
@@ -38,7 +44,12 @@ _MPI_OPS = (
     "poll",
     "synchronize",
 )
-#: the local variables read in a method's frame, and the names that it must use itself
+#: functions of `mpi_ops`, then methods of the optimizer: the local variables read in their frames, and the names that
+#: their code must use itself
+_FUNCTIONS = {
+    "_allreduce_async": (("tensor", "output", "process_set"), ("_check_function", "_handle_map")),
+    "_grouped_allreduce_async": (("tensors", "outputs", "process_set"), ("_check_function", "_handle_map")),
+}
 _METHODS = {
     "__init__": ((), ("_compression", "_parameter_names")),
     "_allreduce_grad_async": (("self", "p"), ("allreduce_async_",)),
@@ -48,19 +59,19 @@ _METHODS = {
 
 
 def missing_names(module: object, optimizer: type) -> list[str]:
-    """The private names of Horovod that gradwire needs and that `module` and `optimizer` do not have."""
+    """The names of Horovod that gradwire needs and that `module` (mpi_ops) or `optimizer` does not have."""
     missing = [f"horovod.torch.mpi_ops.{name}" for name in _MPI_OPS if not hasattr(module, name)]
-    for method in _METHODS:
-        missing += _missing_in(optimizer, method)
+    for name, needed in _FUNCTIONS.items():
+        missing += _missing_in(getattr(module, name, None), f"horovod.torch.mpi_ops.{name}", *needed)
+    for name, needed in _METHODS.items():
+        place = f"horovod.torch.optimizer._DistributedOptimizer.{name}"
+        missing += _missing_in(getattr(optimizer, name, None), place, *needed)
     return missing
 
 
-def _missing_in(optimizer: type, method: str) -> list[str]:
-    place = f"horovod.torch.optimizer._DistributedOptimizer.{method}"
-    function = getattr(optimizer, method, None)
+def _missing_in(function: object, place: str, variables: Iterable[str], names: Iterable[str]) -> list[str]:
     if not isinstance(function, FunctionType):
         return [place]
-    variables, names = _METHODS[method]
     code = function.__code__
     lacking = [name for name in variables if name not in code.co_varnames]
     lacking += [name for name in names if name not in code.co_names]

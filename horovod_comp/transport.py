@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,13 +9,11 @@ from typing import ClassVar
 
 import torch
 
-from ..backends.transport import Transport, Work
+from ..backends.transport import Transport, Work, sleep_until
 from ..compressors.errors import TransportError, TransportTimeout, UnsupportedError, UsageError
 from ._host import hvd, mpi_ops
 
 __all__ = ["CollectiveError", "HorovodTransport", "HorovodWork", "JoinError"]
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 1e-3  # seconds
 
 
 class CollectiveError(TransportError, hvd.HorovodInternalError):
@@ -44,29 +41,24 @@ class HorovodWork(Work):
         self._output = output
         self._size = size
         self._name = name
-        self._settled = False
+        self._result: torch.Tensor | None = None
         self._error: TransportError | None = None
 
     def done(self) -> bool:
-        waiting = not self._settled and self._map is mpi_ops._handle_map and self.handle in self._map
-        return not waiting or hvd.poll(self.handle)
+        settled = self._result is not None or self._error is not None
+        gone = self._map is not mpi_ops._handle_map or self.handle not in self._map
+        return settled or gone or hvd.poll(self.handle)
 
     def wait(self, timeout: float) -> torch.Tensor:
-        if not self._settled:
-            self._sleep_until_done(timeout)
+        if not sleep_until(self.done, timeout):
+            raise TransportTimeout(f"{self._name}: not finished within {timeout:g} s; another rank has not come")
+        if self._error is None and self._result is None:
             self._error = self._settle()
-            self._settled = True
         if self._error is not None:
             raise self._error
-        return self._output.view(-1)
-
-    def _sleep_until_done(self, timeout: float) -> None:
-        limit, pause = time.monotonic() + timeout, _FIRST_PAUSE
-        while not self.done():
-            if time.monotonic() > limit:
-                raise TransportTimeout(f"{self._name}: not finished after {timeout:g} s; another rank is missing")
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        if self._result is None:
+            self._result = self._output.view(-1)
+        return self._result
 
     def _settle(self) -> TransportError | None:
         if self._map is not mpi_ops._handle_map:
@@ -92,7 +84,7 @@ class HorovodTransport(Transport):
     """
 
     kind: ClassVar[str] = "horovod"
-    ordered: ClassVar[bool] = False
+    ordered = False
     sum_dtypes: ClassVar[frozenset[torch.dtype]] = frozenset(
         {torch.float16, torch.float32, torch.float64, torch.int32, torch.int64}
     )
@@ -101,9 +93,8 @@ class HorovodTransport(Transport):
         if not hvd.is_initialized():
             raise UsageError("Horovod is not initialised: call hvd.init() first")
         self.process_set = hvd.global_process_set if process_set is None else process_set
-        _require_member(self.process_set)
-        self.rank = self.process_set.rank()
-        self.world_size = self.process_set.size()
+        self.rank, self._ranks = _place(self.process_set)
+        self.world_size = len(self._ranks)
         self._map = mpi_ops._handle_map
         self._calls: Counter[str] = Counter()
 
@@ -127,7 +118,7 @@ class HorovodTransport(Transport):
 
     def broadcast(self, tensor: torch.Tensor, root: int, name: str) -> Work:
         self._check_root(tensor, root, name)
-        launch = partial(hvd.broadcast_async_, tensor, self.process_set.ranks[root])
+        launch = partial(hvd.broadcast_async_, tensor, self._ranks[root])
         return self._start(launch, tensor.numel(), name)
 
     def barrier(self, name: str, timeout: float) -> None:
@@ -158,11 +149,14 @@ class HorovodTransport(Transport):
         return HorovodWork(handle, output[0] if isinstance(output, tuple) else output, size, name)
 
 
-def _require_member(process_set: hvd.ProcessSet) -> None:
-    if process_set.process_set_id is None:
+def _place(process_set: hvd.ProcessSet) -> tuple[int, list[int]]:
+    """This rank within the set, and the set's ranks as Horovod counts them overall."""
+    ranks, rank = process_set.ranks, hvd.rank()
+    if process_set.process_set_id is None or ranks is None:
         raise UsageError(f"{process_set} is not registered: pass it to hvd.init() or hvd.add_process_set()")
-    if not process_set.included():
-        raise UsageError(f"rank {hvd.rank()} is not in the process set of ranks {process_set.ranks}")
+    if rank not in ranks:
+        raise UsageError(f"rank {rank} is not in the process set of ranks {list(ranks)}")
+    return ranks.index(rank), list(ranks)
 
 
 def _translated(error: Exception, name: str) -> TransportError:

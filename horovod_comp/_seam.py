@@ -16,20 +16,12 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from ..compressors.errors import GradwireError, UnsupportedError, UsageError
+from ..compressors.errors import UnsupportedError, UsageError
 from ._host import hvd, mpi_ops
 
-__all__ = ["Owner", "Payload", "RefusedError", "Request", "Ticket", "install"]
+__all__ = ["Owner", "Payload", "Request", "Ticket", "install"]
 
 TYPE = "gradwire.Payload"
-
-
-class RefusedError(GradwireError):
-    """An error of gradwire on its way through Horovod; the cause is the error itself.
-
-    Horovod turns every RuntimeError of a launch into a HorovodInternalError, and `hvd.elastic.run` would then try
-    again what can never work. This is no RuntimeError.
-    """
 
 
 class Owner(Protocol):
@@ -39,8 +31,10 @@ class Owner(Protocol):
         """Start the exchange; returns the handle for Horovod.
 
         A `Ticket` does where the optimizer reduces one parameter. A group or a function such as `hvd.allreduce` needs
-        a handle of a real collective: Horovod waits for it and clears it.
+        a handle of a real collective: Horovod waits for it and clears it. Horovod turns a RuntimeError raised here
+        into a HorovodInternalError, which an elastic job answers by trying again.
         """
+        ...
 
 
 class Payload:
@@ -191,12 +185,7 @@ def _grouped_allreduce(tensors: Sequence[Payload], _outputs: Sequence[Payload], 
 
 
 def _launch(payloads: tuple[Payload, ...], call: _Arguments, *, grouped: bool) -> int:
-    try:
-        return _owner(payloads)._launch(_request(payloads, call, sys._getframe(2), grouped=grouped))
-    except hvd.HorovodInternalError:
-        raise
-    except GradwireError as error:
-        raise RefusedError(str(error)) from error
+    return _owner(payloads)._launch(_request(payloads, call, sys._getframe(2), grouped=grouped))
 
 
 def _request(payloads: tuple[Payload, ...], call: _Arguments, caller: FrameType, *, grouped: bool) -> Request:

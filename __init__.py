@@ -33,6 +33,7 @@ from .compressors import (
     format_spec,
     parse_spec,
     with_defaults,
+    without_memory,
 )
 
 __all__ = [
@@ -66,4 +67,5 @@ __all__ = [
     "format_spec",
     "parse_spec",
     "with_defaults",
+    "without_memory",
 ]

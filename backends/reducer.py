@@ -19,7 +19,7 @@ from .plan import Planner
 from .registry import Place, Registry
 from .statistics import Statistics, StepStatistics
 from .step import Step
-from .transport import Transport
+from .transport import Transport, Work
 
 __all__ = ["GradientReducer"]
 
@@ -185,6 +185,12 @@ class GradientReducer:
             if not self._untaken:
                 self._retire()
             return mean
+
+    def work(self, name: str) -> Work | None:
+        """The collective that carries a tensor right now; None before its bucket is full, and for one rank alone."""
+        place = self._registry.places[name]
+        step = self._arriving or self._settled
+        return None if step is None else step.work(place)
 
     def pending(self, name: str) -> torch.Tensor:
         """This rank's part of the update that is still owed: summed over the ranks, mean gradients minus means given.

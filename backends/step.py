@@ -15,6 +15,7 @@ from .delivery import deliver, output_for
 from .exchange import Clock, Exchange, Flight, Source
 from .registry import Place
 from .statistics import StepStatistics
+from .transport import Work
 
 __all__ = ["Step"]
 
@@ -107,6 +108,11 @@ class Step:
                 flat = output_for(source)
                 exchange.mean(flight, place.slot, flat, scale)
             return deliver(flat, source.grad)
+
+    def work(self, place: Place) -> Work | None:
+        """The collective that carries a tensor's bucket right now."""
+        flight = self._flights.get(place.bucket)
+        return None if flight is None else flight.work
 
     def states(self, place: Place) -> tuple[State, State]:
         """A tensor's state after the step, and that of this rank's shard of it."""

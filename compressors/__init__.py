@@ -19,7 +19,7 @@ from .errors import (
 from .int8 import Int8
 from .memory import ErrorFeedback
 from .onebit import OneBit
-from .policy import Choice, SizePolicy, choose, with_defaults
+from .policy import Choice, SizePolicy, choose, with_defaults, without_memory
 from .randomk import RandomK
 from .spec import format_spec, parse_spec
 from .topk import TopK
@@ -54,4 +54,5 @@ __all__ = [
     "format_spec",
     "parse_spec",
     "with_defaults",
+    "without_memory",
 ]

@@ -4,15 +4,16 @@
 
     GradwireError
      ├── ConfigError             (ValueError)    a setting out of its range, or two that exclude each other
-     ├── UsageError              (RuntimeError)  a call at the wrong time, or with the wrong tensor
-     ├── UnsupportedError        (RuntimeError)  something the host cannot do; the text names the alternative
+     ├── UsageError                              a call at the wrong time, or with the wrong tensor
+     ├── UnsupportedError                        something the host cannot do; the text names the alternative
      ├── PayloadError            (ValueError)    bytes that are truncated, corrupt, foreign or oversized
-     ├── MismatchError           (RuntimeError)  ranks disagree about model, compressor or options
-     ├── PeerError               (RuntimeError)  another rank failed while it compressed
-     ├── TransportError          (RuntimeError)  a collective failed
+     ├── MismatchError                           ranks disagree about model, compressor or options
+     ├── PeerError                               another rank failed while it compressed
+     ├── TransportError                          a collective failed
      │    └── TransportTimeout   (TimeoutError)  a collective did not finish in time
      └── MissingDependencyError  (ImportError)   an optional package is not installed
 
+None is a RuntimeError: Horovod takes every RuntimeError for a broken ring, which an elastic job would try to mend.
 A text names the value, the limit and the remedy. Errors of torch, MPI and Horovod are translated where they
 enter, with the original as ``__cause__``.
 """
@@ -41,11 +42,11 @@ class ConfigError(GradwireError, ValueError):
     """A setting is out of its range, or two settings exclude each other."""
 
 
-class UsageError(GradwireError, RuntimeError):
+class UsageError(GradwireError):
     """A call came at the wrong time, or with a tensor that does not fit."""
 
 
-class UnsupportedError(GradwireError, RuntimeError):
+class UnsupportedError(GradwireError):
     """The host cannot do what was asked; the text names the alternative."""
 
 
@@ -53,15 +54,15 @@ class PayloadError(GradwireError, ValueError):
     """Bytes from a peer are truncated, corrupt, foreign or oversized."""
 
 
-class MismatchError(GradwireError, RuntimeError):
+class MismatchError(GradwireError):
     """Ranks disagree about the model, the compressor or an option."""
 
 
-class PeerError(GradwireError, RuntimeError):
+class PeerError(GradwireError):
     """Another rank failed while it compressed; its own error says why."""
 
 
-class TransportError(GradwireError, RuntimeError):
+class TransportError(GradwireError):
     """A collective failed."""
 
 

@@ -13,7 +13,7 @@ from .errors import ConfigError
 from .memory import ErrorFeedback
 from .options import check_int
 
-__all__ = ["Choice", "SizePolicy", "choose", "with_defaults"]
+__all__ = ["Choice", "SizePolicy", "choose", "with_defaults", "without_memory"]
 
 _DENSE = NoCompression()
 
@@ -127,6 +127,8 @@ def choose(compressor: Compressor, meta: TensorMeta) -> Choice:
     """The codec for one tensor: what a policy says, else the compressor itself; empty tensors are dense."""
     if isinstance(compressor, SizePolicy):
         return compressor.choose(meta)
+    if isinstance(compressor, NoCompression):
+        return Choice(compressor, "no compression")
     return Choice(compressor, None) if meta.numel else Choice(_DENSE, "empty")
 
 
@@ -143,6 +145,14 @@ def with_defaults(compressor: Compressor, min_numel: int = 1024) -> Compressor:
     if isinstance(codec, Cast | NoCompression):
         return remembering
     return SizePolicy(remembering, min_numel=min_numel)
+
+
+def without_memory(compressor: Compressor) -> Compressor:
+    """The same codec and policy with error feedback off, for tensors that have no name to keep a residual by."""
+    if isinstance(compressor, SizePolicy):
+        return replace(compressor, compressor=without_memory(compressor.compressor))
+    codec = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
+    return replace(codec, error_feedback=False) if codec.wants_memory else codec  # type: ignore[call-arg]
 
 
 def _remembering(compressor: Compressor) -> Compressor:

@@ -1,0 +1,200 @@
+"""The object for Horovod's `compression=`."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import TypedDict
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..backends import GradientReducer, Statistics
+from ..backends.announce import announce
+from ..backends.statistics import merge
+from ..compressors import Compressor, TensorMeta, with_defaults, without_memory
+from ..compressors.errors import UsageError
+from ._host import hvd, mpi_ops
+from ._seam import Payload, Request, Ticket, install
+from .session import Session, meta_of
+from .transport import HorovodTransport
+
+__all__ = ["Compression", "Options"]
+
+install()
+
+
+class Options(TypedDict, total=False):
+    """What every object for `compression=` takes besides its codec's own options.
+
+    Attributes:
+        min_numel: tensors with fewer elements travel dense (1024).
+        exchange: how ranks combine: "auto", "all_reduce", "gather" or "two_phase" ("auto").
+        bucket_bytes: gradients are exchanged in buckets of about this size (25 MiB).
+        timeout: seconds that a collective may take before it is an error (60).
+        seed: base of all pseudo-random choices (0).
+    """
+
+    min_numel: int
+    exchange: str
+    bucket_bytes: int
+    timeout: float
+    seed: int
+
+
+class Compression:
+    """A compressor for an unmodified Horovod: `hvd.DistributedOptimizer(opt, compression=Compression(...))`.
+
+    One object may serve several optimizers and calls: each has residuals of its own. `hvd.allreduce` and
+    `hvd.grouped_allreduce` take it as well; error feedback there goes by the `name` of the call.
+
+    Args:
+        compressor: a codec of `gradwire`, bare or wrapped; biased ones get error feedback.
+        **options: see `Options`.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    def __init__(self, compressor: Compressor, *, min_numel: int = 1024, **options: object) -> None:
+        self.compressor = with_defaults(compressor, min_numel)
+        self._options = options
+        self._lock = threading.RLock()
+        self._of_optimizers: WeakKeyDictionary[torch.optim.Optimizer, Session] = WeakKeyDictionary()
+        self._of_calls: dict[str, Session] = {}
+        self._told_unnamed = False
+        if hvd.is_initialized() and hvd.size() == 1:
+            announce("one process: Horovod exchanges nothing, so nothing is compressed")
+
+    def __repr__(self) -> str:
+        return f"Compression({self.compressor!r})"
+
+    @property
+    def statistics(self) -> Statistics:
+        """What was sent and how long it took, for all optimizers and calls together."""
+        with self._lock:
+            return merge([session.statistics for session in self._sessions()])
+
+    # What Horovod calls.
+
+    def compress(self, tensor: torch.Tensor | None = None) -> tuple[Payload, None]:
+        """Wrap a gradient; it is encoded when Horovod submits it, for only then its name is known."""
+        if tensor is None:
+            raise UsageError("compression= got a class; it takes an instance, such as TopK(ratio=0.01)")
+        return Payload(self, tensor), None
+
+    def decompress(self, payload: Payload | torch.Tensor, ctx: None) -> torch.Tensor:
+        """The reduced gradient. Tensors that never were compressed (sparse ones) pass through."""
+        if isinstance(payload, torch.Tensor):
+            return payload
+        if payload.take is None:
+            raise UsageError("decompress() got a payload that was never submitted to Horovod")
+        return payload.take()
+
+    def _launch(self, request: Request) -> int:
+        with self._lock:
+            return (
+                self._serve_call(request)
+                if request.optimizer is None
+                else self._serve_optimizer(request, request.optimizer)
+            )
+
+    # An optimizer's gradients.
+
+    def _serve_optimizer(self, request: Request, optimizer: torch.optim.Optimizer) -> int:
+        session = self._of_optimizers.get(optimizer)
+        if session is None or not session.transport.current:
+            session = self._of_optimizers[optimizer] = self._open_optimizer(request, optimizer)
+        if request.from_synchronize and optimizer._synchronized and not session.in_step:
+            # step() after synchronize(): the gradients are means already, maybe clipped; reducing them again would
+            # move the residuals a second time
+            return _pass_through(request.payloads[0])
+        names = [optimizer._parameter_names[parameter] for parameter in request.parameters]
+        for name, payload in zip(names, request.payloads, strict=True):
+            session.submit(name, payload.tensor, donate=True)
+            payload.take = partial(session.take, name, _scale(request, session))
+        return session.handle(names[0]) if request.grouped else Ticket.of(request.payloads[0])
+
+    def _open_optimizer(self, request: Request, optimizer: torch.optim.Optimizer) -> Session:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p in optimizer._requires_update]
+        metas = {p: meta_of(optimizer._parameter_names[p], p) for p in reversed(parameters)}
+        session = self._open(request, "optimizer", list(metas.values()), self.compressor)
+        if optimizer._groups is not None:
+            groups = {optimizer._p_to_group[p]: None for p in metas}
+            session.expect(list(metas.values()), [[metas[p].name for p in group] for group in groups], wait=False)
+        return session
+
+    # Calls such as hvd.allreduce.
+
+    def _serve_call(self, request: Request) -> int:
+        names = (
+            [request.name or "unnamed"]
+            if not request.grouped
+            else [f"{request.name or 'unnamed'}.{index}" for index in range(len(request.payloads))]
+        )
+        metas = [meta_of(name, payload.tensor) for name, payload in zip(names, request.payloads, strict=True)]
+        session = self._call_session(request, metas)
+        for name, payload in zip(names, request.payloads, strict=True):
+            session.submit(name, payload.tensor, donate=False)
+            payload.take = partial(session.take, name, _scale(request, session))
+        return session.handle(names[0])
+
+    def _call_session(self, request: Request, metas: list[TensorMeta]) -> Session:
+        key = f"{request.process_set.process_set_id} {request.name is None} {metas}"
+        session = self._of_calls.get(key)
+        if session is None or not session.transport.current:
+            compressor = self.compressor if request.name is not None else self._memoryless()
+            session = self._of_calls[key] = self._open(request, "call", metas, compressor)
+            session.expect(metas, [[meta.name for meta in metas]], wait=True)
+        return session
+
+    def _memoryless(self) -> Compressor:
+        if self.compressor.elementwise_state and not self._told_unnamed:
+            self._told_unnamed = True
+            announce(
+                "hvd.allreduce without name=: a residual has no name to be kept by, so error feedback is off for it"
+            )
+        return without_memory(self.compressor)
+
+    # Both.
+
+    def _sessions(self) -> list[Session]:
+        return [*self._of_optimizers.values(), *self._of_calls.values()]
+
+    def _open(self, request: Request, kind: str, metas: Sequence[TensorMeta], compressor: Compressor) -> Session:
+        def make_reducer(transport: HorovodTransport, name: str) -> GradientReducer:
+            return GradientReducer(compressor, transport, name=name, **self._options)
+
+        name = _unique_name(f"gradwire.{kind}", metas, request.process_set)
+        return Session(make_reducer, request.process_set, name, [meta.name for meta in metas])
+
+
+def _scale(request: Request, session: Session) -> float:
+    """What makes the reducer's mean the result that Horovod's caller asked for."""
+    return request.scale * (session.transport.world_size if request.op == "sum" else 1)
+
+
+def _pass_through(payload: Payload) -> Ticket:
+    payload.take = lambda: payload.tensor
+    return Ticket.of(payload)
+
+
+#: how many sessions there are of each name, since the last hvd.init()
+_sessions_by_name: tuple[object, Counter[str]] = (None, Counter())
+
+
+def _unique_name(kind: str, metas: Sequence[TensorMeta], process_set: hvd.ProcessSet) -> str:
+    """Equal on all ranks, whatever other sessions each of them has: a digest of the tensors, and a serial number
+    among sessions with the same tensors.
+    """
+    global _sessions_by_name  # noqa: PLW0603 - Horovod's names are global to the process as well
+    if _sessions_by_name[0] is not mpi_ops._handle_map:
+        _sessions_by_name = (mpi_ops._handle_map, Counter())
+    digest = hashlib.sha256(f"{metas} {process_set.ranks}".encode()).hexdigest()[:12]
+    name = f"{kind}.{digest}"
+    number = _sessions_by_name[1][name]
+    _sessions_by_name[1][name] += 1
+    return f"{name}.{number}"

@@ -1,0 +1,115 @@
+"""One owner's gradients on their way through Horovod: from its requests to the reducer's calls.
+
+An optimizer's tensors are learned in its first step, since only then it is known which of them come this way (sparse
+gradients, for example, go Horovod's own). With `groups=` they are known beforehand: Horovod asks for one real handle
+per group, so each group is a bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..backends import GradientReducer, Statistics
+from ..backends.statistics import merge
+from ..compressors import TensorMeta
+from ._host import hvd
+from .transport import HorovodTransport, HorovodWork
+
+__all__ = ["Session"]
+
+
+class Session:
+    """The gradients of one owner (an optimizer, or one call such as `hvd.allreduce`) over one process set.
+
+    Args:
+        make_reducer: makes a reducer over a transport, under a name, with the user's options.
+        process_set: the ranks.
+        name: prefix of all collectives' names; equal on all ranks.
+        order: the tensors' names in the order in which backward is expected to produce them.
+    """
+
+    def __init__(
+        self,
+        make_reducer: Callable[[HorovodTransport, str], GradientReducer],
+        process_set: hvd.ProcessSet,
+        name: str,
+        order: Sequence[str],
+    ) -> None:
+        self.transport = HorovodTransport(process_set)
+        self._make_reducer = make_reducer
+        self._name = name
+        self._rank_of = {tensor: number for number, tensor in enumerate(order)}
+        self._reducers: list[GradientReducer] = []
+        self._homes: dict[str, GradientReducer] = {}
+        self._homeless: dict[str, torch.Tensor] = {}
+        self._submitted: set[str] = set()
+
+    @property
+    def in_step(self) -> bool:
+        """Whether gradients were submitted and none was taken yet."""
+        return bool(self._submitted)
+
+    @property
+    def statistics(self) -> Statistics:
+        """The account of all reducers."""
+        return merge([reducer.statistics for reducer in self._reducers])
+
+    def expect(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], *, wait: bool) -> None:
+        """Tensors that will be submitted, group by group. `wait`: ranks compare notes now, not in the first step."""
+        reducer = self._make_reducer(self.transport, f"{self._name}.{len(self._reducers)}")
+        reducer.register(metas, groups, wait=wait)
+        self._reducers.append(reducer)
+        self._homes.update(dict.fromkeys((meta.name for meta in metas), reducer))
+
+    def submit(self, name: str, grad: torch.Tensor, *, donate: bool) -> None:
+        """Hand over a gradient. A name that comes twice means that Horovod dropped the step before."""
+        if name in self._submitted:
+            self._abandon()
+        self._submitted.add(name)
+        home = self._homes.get(name)
+        if home is None:
+            self._homeless[name] = grad
+        else:
+            home.ready(name, grad, donate=donate)
+
+    def take(self, name: str, scale: float) -> torch.Tensor:
+        """The mean of a gradient, times `scale`. By now Horovod has submitted all that belongs to this step."""
+        if self.in_step:
+            self._house()
+            for reducer in self._reducers:
+                reducer.flush()
+            self._submitted.clear()
+        return self._homes[name].wait(name, scale)
+
+    def handle(self, name: str) -> int:
+        """A handle for Horovod to wait for and to clear: that of the collective which carries the tensor."""
+        work = self._homes[name].work(name)
+        if isinstance(work, HorovodWork):
+            return work.handle
+        # one rank alone has no collective; an empty one gives a handle
+        return hvd.allreduce_async_(
+            torch.empty(0), name=f"{self._name}.alone.{name}", process_set=self.transport.process_set
+        )
+
+    def _house(self) -> None:
+        """Give what came for the first time a reducer, and start it."""
+        if not self._homeless:
+            return
+        grads = dict(sorted(self._homeless.items(), key=lambda item: self._rank_of.get(item[0], len(self._rank_of))))
+        self._homeless = {}
+        self.expect([meta_of(name, grad) for name, grad in grads.items()], [], wait=True)
+        for name, grad in grads.items():
+            self._homes[name].ready(name, grad, donate=True)
+
+    def _abandon(self) -> None:
+        self._homeless = {}
+        self._submitted.clear()
+        for reducer in self._reducers:
+            reducer.abandon()
+
+
+def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
+    """What all ranks know about a tensor."""
+    return TensorMeta(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)

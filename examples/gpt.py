@@ -60,9 +60,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A byte-level GPT with 3.3 million parameters."""
+    """A byte-level GPT with 2.5 million parameters."""
 
-    def __init__(self, width: int = 256, depth: int = 4, heads: int = 4) -> None:
+    def __init__(self, width: int = 256, depth: int = 3, heads: int = 4) -> None:
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, width)
         self.position = nn.Embedding(CONTEXT, width)

@@ -14,6 +14,7 @@ __all__ = ["main"]
 
 #: name, and what it does; the module of that name has `add_arguments(parser)` and `run(options) -> int`
 COMMANDS = {
+    "bench": "step times through Horovod, side by side",
     "demo": "train a small GPT with and without compression; a table and a picture",
 }
 

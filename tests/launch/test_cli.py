@@ -1,0 +1,83 @@
+"""The `gradwire` command line: what it accepts, and what it says to the rest."""
+
+from __future__ import annotations
+
+import argparse
+
+import gradwire
+import pytest
+from gradwire.launch import cli, demo
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    return cli.command_line().parse_args(arguments)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        parse(*arguments)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == 0
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"gradwire {gradwire.__version__}\n" * 2
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(name, "--help")
+    assert stopped.value.code == 0
+    assert f"gradwire {name}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    text = refusal(capsys, "fly")
+    assert "'fly'" in text
+    assert all(name in text for name in [*cli.COMMANDS, "version"])
+
+
+@pytest.mark.parametrize("option", ["--ranks=2", "--step=3", "--compress=none"])
+def test_an_unknown_or_shortened_option_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert option in refusal(capsys, "demo", option)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named", "allowed"),
+    [
+        ("--np", "0", "'0'", "from 1 to 64"),
+        ("--np", "65", "'65'", "from 1 to 64"),
+        ("--np", "two", "'two'", "from 1 to 64"),
+        ("--steps", "-1", "'-1'", "from 1 to 100000"),
+        ("--steps", "1.5", "'1.5'", "from 1 to 100000"),
+        ("--seed", "x", "'x'", "from 0 to 2147483647"),
+        ("--compression", "gzip", "gzip", "onebit, randomk, topk"),
+        ("--compression", "topk:ratio=2", "2", "(0, 1]"),
+        ("--compression", "topk:size=2", "size", "ratio"),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_allowed_ones(
+    option: str, value: str, named: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refusal(capsys, "demo", f"{option}={value}").splitlines()[-1]
+    assert option in message
+    assert named in message
+    assert allowed in message
+
+
+def test_the_demo_runs_three_compressions_by_default() -> None:
+    jobs = demo.jobs(parse("demo"), "gloo")
+    assert [job.compression for job in jobs] == ["none", "topk:ratio=0.01", "onebit"]
+
+
+def test_the_demo_runs_what_it_is_given() -> None:
+    options = parse("demo", "--np=3", "--steps=7", "--seed=5", "--compression=fp16", "--compression=int8", "--mpi")
+    jobs = demo.jobs(options, "mpi")
+    assert [(job.compression, job.ranks, job.steps, job.seed, job.launcher) for job in jobs] == [
+        ("fp16", 3, 7, 5, "mpi"),
+        ("int8", 3, 7, 5, "mpi"),
+    ]

@@ -173,11 +173,11 @@ def test_largest_finite_values(compressor: Compressor, dtype: torch.dtype) -> No
 @every_compressor
 def test_global_random_state_is_untouched(compressor: Compressor) -> None:
     x = torch.linspace(-1, 1, 3000)
-    before = torch.get_rng_state(), as_plain(np.random.get_state()), random.getstate()  # noqa: NPY002
+    before = torch.get_rng_state(), as_plain(np.random.get_state()), random.getstate()
     payload = compressor.compress(x, {}, context(x)).payload
     compressor.decompress(payload, context(x))
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert as_plain(np.random.get_state()) == before[1]  # noqa: NPY002
+    assert as_plain(np.random.get_state()) == before[1]
     assert random.getstate() == before[2]
 
 
@@ -188,7 +188,7 @@ def test_a_payload_of_another_size_is_refused(compressor: Compressor, case: Case
     length = max(0, payload.numel() + change)
     wrong = torch.zeros(length, dtype=payload.dtype)
     out = torch.ones(case.ctx.meta.numel)
-    with pytest.raises(PayloadError, match="layer.weight: payload has"):
+    with pytest.raises(PayloadError, match="expects exactly"):
         compressor.decompress_add(wrong, case.ctx, out)
     assert bool((out == 1).all())
 
@@ -196,7 +196,7 @@ def test_a_payload_of_another_size_is_refused(compressor: Compressor, case: Case
 @every_compressor
 def test_a_payload_of_another_dtype_is_refused(compressor: Compressor) -> None:
     x = torch.ones(64)
-    with pytest.raises(PayloadError, match="payload is torch.int32"):
+    with pytest.raises(PayloadError, match="expected 1-D"):
         compressor.decompress(torch.zeros(4, dtype=torch.int32), context(x))
 
 
@@ -237,7 +237,9 @@ def test_summed_payloads_decode_to_the_sum(compressor: Compressor, case: Case, w
     exact = torch.stack([compressor.decompress(p, contexts[0]).double() for p in payloads]).sum(0)
     total = compressor.decompress(torch.stack(payloads).sum(0), contexts[0])
     step_size = torch.finfo(payloads[0].dtype).eps
-    assert torch.allclose(total.double(), exact, rtol=4 * step_size, atol=4 * step_size * float(exact.abs().max()) + 1e-6)
+    assert torch.allclose(
+        total.double(), exact, rtol=4 * step_size, atol=4 * step_size * float(exact.abs().max()) + 1e-6
+    )
 
 
 @every_compressor

@@ -1,0 +1,56 @@
+"""Options out of range are refused where they are given; the text names the value and the range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gradwire import BF16, FP16, Compressor, ConfigError, Int8, NoCompression, OneBit, RandomK, TopK
+
+NO_FRACTION = [0, -0.1, 1.0000001, 2, float("nan"), float("inf"), "0.1", True, None, [0.1]]
+NO_FLAG = [0, 1, "true", None]
+NO_COUNT = [0, -8, 1.0, "8", True, float("nan"), 2**40]
+
+CASES: list[tuple[type[Compressor], str, list[Any], str]] = [
+    (TopK, "ratio", NO_FRACTION, r"a number in \(0, 1\]"),
+    (RandomK, "ratio", NO_FRACTION, r"a number in \(0, 1\]"),
+    (
+        TopK,
+        "values",
+        ["fp16", TopK(), NoCompression(), FP16, 0, OneBit()],
+        r"None \(fp32\), FP16\(\), BF16\(\) or Int8\(\)",
+    ),
+    (TopK, "error_feedback", NO_FLAG, "True or False"),
+    (RandomK, "error_feedback", NO_FLAG, "True or False"),
+    (OneBit, "error_feedback", NO_FLAG, "True or False"),
+    (OneBit, "block", [*NO_COUNT, 12, 7], "a multiple of 8 from 8 to 2147483648"),
+    (OneBit, "scale", ["l3", "L1", 1, None], "one of l1, l2"),
+    (Int8, "block", [*NO_COUNT, None], "an integer from 1 to 2147483648"),
+    (Int8, "stochastic", NO_FLAG, "True or False"),
+    (Int8, "error_feedback", [0, 1, "true"], "True or False"),
+    (FP16, "as_bytes", NO_FLAG, "True or False"),
+    (BF16, "error_feedback", NO_FLAG, "True or False"),
+    (NoCompression, "as_bytes", NO_FLAG, "True or False"),
+]
+
+
+@pytest.mark.parametrize(
+    ("codec", "option", "value", "expected"),
+    [(codec, option, value, expected) for codec, option, values, expected in CASES for value in values],
+)
+def test_a_bad_value_is_refused(codec: type[Compressor], option: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is .*, expected {expected}"):
+        codec(**{option: value})
+
+
+@pytest.mark.parametrize("codec", [TopK, RandomK, OneBit, Int8, FP16, BF16, NoCompression])
+def test_an_unknown_option_is_refused(codec: type[Compressor]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rato'"):
+        codec(**{"rato": 0.1})
+    with pytest.raises(TypeError, match="positional"):
+        codec(0.1)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("ratio", [1, 1.0, 0.5, 1e-9])
+def test_ratios_at_the_edge_are_accepted(ratio: float) -> None:
+    assert TopK(ratio=ratio).ratio == RandomK(ratio=ratio).ratio == ratio

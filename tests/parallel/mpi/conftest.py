@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from gradwire.backends.mpi import MpiTransport
+
+COMMAND = "mpirun -np 3 python -m pytest tests/parallel/mpi"
+
+
+@pytest.fixture(scope="session")
+def transport() -> Iterator[MpiTransport]:
+    """This process's rank of all that mpirun started."""
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        raise pytest.UsageError(f"these tests run as one process per rank: {COMMAND}")
+    transport = MpiTransport()
+    yield transport
+    transport.close()

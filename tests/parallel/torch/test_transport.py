@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from gradwire.backends.torch_dist import TorchTransport
+from gradwire.compressors.errors import TransportError, UsageError
+
+from ...backends.conformance import LIMIT, Run, TransportSuite
+
+
+@pytest.fixture(scope="session")
+def second(transport: TorchTransport) -> TorchTransport:
+    return TorchTransport(dist.new_group())
+
+
+@pytest.fixture(scope="session")
+def alone(transport: TorchTransport) -> TorchTransport:
+    groups = [dist.new_group([rank]) for rank in range(transport.world_size)]
+    return TorchTransport(groups[transport.rank])
+
+
+class TestGloo(TransportSuite):
+    @pytest.fixture
+    def run(self, transport: TorchTransport, second: TorchTransport) -> Run:
+        def run(function: Callable[..., None], groups: int = 1) -> None:
+            function(*(transport, second)[:groups])
+
+        return run
+
+
+class TestGroupOfOne(TransportSuite):
+    """Each rank alone: no one to talk to, and rank 0 of its group everywhere."""
+
+    @pytest.fixture
+    def run(self, alone: TorchTransport) -> Run:
+        def run(function: Callable[..., None], groups: int = 1) -> None:
+            function(*[alone] * groups)
+
+        return run
+
+
+def test_ranks_count_within_the_group(transport: TorchTransport) -> None:
+    world = transport.world_size
+    backwards = TorchTransport(dist.new_group(list(reversed(range(world))), sort_ranks=False))
+    assert backwards.rank == world - 1 - transport.rank
+    mine = torch.tensor([transport.rank], dtype=torch.uint8)
+    assert backwards.all_gather(mine, [1] * world, "order").wait(LIMIT).tolist() == list(reversed(range(world)))
+    assert backwards.broadcast(mine, 0, "root").wait(LIMIT).tolist() == [world - 1]
+
+
+def test_a_group_without_this_rank_is_refused(transport: TorchTransport) -> None:
+    group = dist.new_group([0])
+    if transport.rank == 0:
+        assert TorchTransport(group).world_size == 1
+    else:
+        with pytest.raises(UsageError, match="not a member of the given group"):
+            TorchTransport(group)
+
+
+def test_an_error_of_torch_is_translated(transport: TorchTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """int16 is one that Gloo takes and fails at later: the error comes from c10d's own work."""
+    monkeypatch.setattr(TorchTransport, "sum_dtypes", frozenset({torch.int16}))
+    work = transport.all_reduce(torch.ones(3, dtype=torch.int16), "x")
+    for _ in range(2):
+        with pytest.raises(TransportError, match=r"^x: torch.distributed failed: Invalid scalar type") as caught:
+            work.wait(LIMIT)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+    assert work.done()

@@ -26,13 +26,13 @@ from .topk import TopK
 
 __all__ = [
     "BF16",
-    "FP16",
     "Choice",
     "Compressed",
     "Compressor",
     "ConfigError",
     "Context",
     "ErrorFeedback",
+    "FP16",
     "GradwireError",
     "Int8",
     "MismatchError",

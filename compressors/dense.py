@@ -11,7 +11,7 @@ from . import kernels
 from .base import Compressed, Compressor, Context, State, TensorMeta, refused
 from .options import check_flag
 
-__all__ = ["BF16", "FP16", "Cast", "NoCompression"]
+__all__ = ["BF16", "Cast", "FP16", "NoCompression"]
 
 _SUMMABLE = (torch.float32, torch.float64)
 

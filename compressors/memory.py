@@ -13,7 +13,7 @@ from .errors import ConfigError, UsageError
 from .options import check_fraction
 from .randomk import RandomK
 
-__all__ = ["RESIDUAL", "ErrorFeedback"]
+__all__ = ["ErrorFeedback", "RESIDUAL"]
 
 #: the state entry that holds what was left out so far (flat fp32)
 RESIDUAL = "residual"

@@ -12,7 +12,7 @@ __all__ = ["derive", "sample"]
 
 def derive(*parts: int | str) -> int:
     """A 63-bit seed from a base seed, a tensor's name, a step and whatever else tells streams apart."""
-    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
+    text = "\0".join(f"str:{part}" if isinstance(part, str) else f"int:{int(part)}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -11,7 +11,7 @@ import torch
 from .base import ALIGNMENT
 from .errors import PayloadError, UsageError
 
-__all__ = ["FAILED", "HEADER_BYTES", "NON_FINITE", "VERSION", "Expected", "aligned", "read_header", "write_header"]
+__all__ = ["Expected", "FAILED", "HEADER_BYTES", "NON_FINITE", "VERSION", "aligned", "read_header", "write_header"]
 
 VERSION = 1
 #: flag: this rank's input (with its residual) held NaN or inf

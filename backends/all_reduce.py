@@ -55,10 +55,7 @@ class AllReduce(Exchange):
     def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
         if not self._identity:
             return None
-        if not flight.scaled:
-            flight.result.mul_(scale / self.transport.world_size)
-            flight.scaled = True
-        return self._part(flight, slot)
+        return self._part(flight, slot).mul_(scale / self.transport.world_size)
 
     def _part(self, flight: Flight, slot: int) -> torch.Tensor:
         return flight.result[self._bounds[slot] : self._bounds[slot + 1]]

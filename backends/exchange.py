@@ -70,7 +70,6 @@ class Flight:
         error: what this rank's codec raised.
         sent_bytes: what this rank has sent.
         wait_seconds: how long it has waited for the others.
-        scaled: the result was multiplied by its weight already (only where gradients travel as they are).
     """
 
     clock: Clock
@@ -82,7 +81,6 @@ class Flight:
     error: Exception | None = None
     sent_bytes: int = 0
     wait_seconds: float = 0.0
-    scaled: bool = False
     work: Work | None = None
     result: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 

@@ -160,7 +160,7 @@ class GradientReducer:
             place = self._registry.places[name]
             if self._arriving.has(place):
                 raise UsageError(f"gradient {name!r} is ready already: call wait() or abandon() before the next step")
-            self._arriving.put(place, self._source(name, grad, donated=donate))
+            self._arriving.put(place, self._source(name, grad.detach(), donated=donate))
 
     def flush(self) -> None:
         """Count missing gradients as zeros and start every exchange that has not started."""

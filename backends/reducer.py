@@ -154,7 +154,6 @@ class GradientReducer:
         """
         with self._lock:
             self._check(name, grad)
-            self._retire()
             self._device = grad.device
             self._arriving = self._arriving or self._begin()
             place = self._registry.places[name]
@@ -213,6 +212,7 @@ class GradientReducer:
                 self._settle()
 
     def _begin(self) -> Step:
+        self._retire()
         clock = Clock(self.step, self.transport.rank, self._seed)
         return Step(self._registry.exchanges, clock, ordered=self.transport.ordered)
 

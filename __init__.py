@@ -38,13 +38,13 @@ from .compressors import (
 
 __all__ = [
     "BF16",
-    "FP16",
     "Choice",
     "Compressed",
     "Compressor",
     "ConfigError",
     "Context",
     "ErrorFeedback",
+    "FP16",
     "GradwireError",
     "Int8",
     "MismatchError",

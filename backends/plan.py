@@ -16,7 +16,7 @@ from ..compressors import Compressor, NoCompression, TensorMeta, choose
 from ..compressors.errors import ConfigError
 from .transport import Transport
 
-__all__ = ["EXCHANGES", "Bucket", "Planner", "Slot"]
+__all__ = ["Bucket", "EXCHANGES", "Planner", "Slot"]
 
 EXCHANGES = ("auto", "all_reduce", "gather", "two_phase")
 

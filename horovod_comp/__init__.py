@@ -8,9 +8,9 @@ from .transport import CollectiveError, HorovodTransport, JoinError
 
 __all__ = [
     "BF16",
-    "FP16",
     "CollectiveError",
     "Compression",
+    "FP16",
     "HorovodTransport",
     "Int8",
     "JoinError",

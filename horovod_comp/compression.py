@@ -24,8 +24,6 @@ from .transport import HorovodTransport
 
 __all__ = ["Compression", "Options"]
 
-install()
-
 
 class Options(TypedDict, total=False):
     """What every object for `compression=` takes besides its codec's own options.
@@ -60,6 +58,7 @@ class Compression:
     """
 
     def __init__(self, compressor: Compressor, *, min_numel: int = 1024, **options: object) -> None:
+        install()
         self.compressor = with_defaults(compressor, min_numel)
         self._options = options
         self._lock = threading.RLock()

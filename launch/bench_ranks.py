@@ -1,4 +1,4 @@
-"""What each rank of `gradwire bench` does: `python -m gradwire.launch.bench_ranks WHAT STEPS REPORT`, under horovodrun."""
+"""A rank of `gradwire bench`: `python -m gradwire.launch.bench_ranks WHAT STEPS REPORT`, under horovodrun."""
 
 from __future__ import annotations
 

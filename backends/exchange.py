@@ -34,6 +34,10 @@ class Clock:
     rank: int
     seed: int
 
+    def of_server(self, world_size: int) -> Clock:
+        """For the second encoding of a shard, whose random numbers must be independent of the first one's."""
+        return replace(self, rank=self.rank + world_size)
+
     def context(self, meta: TensorMeta) -> Context:
         return Context(meta=meta, step=self.step, rank=self.rank, seed=self.seed)
 
@@ -141,18 +145,25 @@ class Exchange(ABC):
     # The parts shared by exchanges of messages.
 
     def _encode(
-        self, flight: Flight, source: Source, codec: Compressor, pieces: Sequence[Piece], messages: list[torch.Tensor]
+        self,
+        flight: Flight,
+        source: Source,
+        codec: Compressor,
+        pieces: Sequence[Piece],
+        messages: Sequence[torch.Tensor],
+        clock: Clock,
     ) -> State:
         """Encode a tensor's pieces, each into its message; the returned state is that of the whole tensor."""
+        pairs = zip(pieces, messages, strict=True)
         try:
-            results = [self._compress(flight, source, codec, *pair) for pair in zip(pieces, messages, strict=True)]
+            results = [self._compress(flight, source, codec, *pair, clock) for pair in pairs]
         except Exception as error:
             flight.error = error
             return source.state
         return _join(codec, source, results)
 
     def _compress(
-        self, flight: Flight, source: Source, codec: Compressor, piece: Piece, message: torch.Tensor
+        self, flight: Flight, source: Source, codec: Compressor, piece: Piece, message: torch.Tensor, clock: Clock
     ) -> State:
         grad, state, scratch = source.grad, source.state, source.scratch
         if grad.numel() != piece.meta.numel:
@@ -162,7 +173,7 @@ class Exchange(ABC):
                 for key, value in state.items()
             }
             scratch = None if scratch is None else scratch[piece.low : piece.high]
-        ctx = flight.clock.context(piece.meta)
+        ctx = clock.context(piece.meta)
         done = codec.compress(grad, state, ctx, out=piece.payload(message), scratch=scratch)
         flight.finite &= done.finite
         return done.state

@@ -28,7 +28,7 @@ class Gather(Exchange):
         message = self._message = self._zeros(self._message, self._layout.nbytes, sources[0].grad.device)
         for slot, source in enumerate(sources):
             codec = self.bucket.slots[slot].codec
-            flight.states.append(self._encode(flight, source, codec, self._pieces[slot], [message]))
+            flight.states.append(self._encode(flight, source, codec, self._pieces[slot], [message], clock))
         self._seal(flight, message)
         sizes = [self._layout.nbytes] * self.transport.world_size
         flight.work = self.transport.all_gather(message, sizes, self.bucket.name)

@@ -41,7 +41,8 @@ class TwoPhase(Exchange):
         for slot, source in enumerate(sources):
             targets = [messages[rank] for rank in self._owners[slot]]
             codec, meta = self.bucket.slots[slot].codec, self.bucket.slots[slot].meta
-            flight.states.append(self._encode(flight, flat_source(source, meta), codec, self._pieces[slot], targets))
+            flat = flat_source(source, meta)
+            flight.states.append(self._encode(flight, flat, codec, self._pieces[slot], targets, clock))
         for message in messages:
             self._seal(flight, message)
         own = self._sizes[self.transport.rank]
@@ -86,4 +87,5 @@ class TwoPhase(Exchange):
             self._decode_add(flight, piece, message, mean, 1 / self.transport.world_size)
         source = Source(mean, state=flight.sources[piece.slot].server, scratch=mean)
         codec = self.bucket.slots[piece.slot].codec
-        flight.server[piece.slot] = self._encode(flight, source, codec, [piece], [self._answer])
+        clock = flight.clock.of_server(self.transport.world_size)
+        flight.server[piece.slot] = self._encode(flight, source, codec, [piece], [self._answer], clock)

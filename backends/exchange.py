@@ -106,7 +106,8 @@ class Exchange(ABC):
         bucket: the tensors.
         transport: the ranks.
         digest: of what the ranks have agreed on; goes into every message's header.
-        guarded: whether finiteness must be known because some tensor of the step keeps a residual.
+        guarded: whether finiteness must be known, because some tensor of the step has a codec: it may keep a state,
+            or fail on one rank, which shows as NaN.
     """
 
     def __init__(self, bucket: Bucket, transport: Transport, digest: bytes, *, guarded: bool) -> None:

@@ -31,7 +31,7 @@ class GradientReducer:
 
     A step begins with the first `ready` and is settled as a whole by the first `wait`: if every rank's gradients
     were finite, all residuals move and `step` counts up; if not, nothing moves and every mean is NaN, so that a loss
-    scaler skips the step on all ranks alike.
+    scaler skips the step on all ranks alike. (Where no tensor is compressed, sums pass as they are.)
 
     Args:
         compressor: a codec, or one wrapped in memories and policies. A bare biased codec gets error feedback, and

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..compressors import TensorMeta
+from ..compressors import NoCompression, TensorMeta
 from ..compressors.errors import UsageError
 from .all_reduce import AllReduce
 from .exchange import Exchange
@@ -65,7 +65,7 @@ class Registry:
         self._unverified.append(fingerprint)
         for bucket in buckets:
             self._append(bucket, fingerprint.digest)
-        guarded = any(slot.codec.elementwise_state for slot in self.slots())
+        guarded = any(not isinstance(slot.codec, NoCompression) for slot in self.slots())
         for exchange in self.exchanges:
             exchange.guarded = guarded
 

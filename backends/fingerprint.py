@@ -34,22 +34,25 @@ class Fingerprint:
         self._transport = transport
         self._name = name
         self.digest = hashlib.sha256("\n".join(lines).encode()).digest()
+        self._difference: str | None = None
         self._work: Work | None = transport.all_gather(
             _bytes(self.digest), [len(self.digest)] * transport.world_size, f"{name}.fingerprint"
         )
 
     def verify(self, timeout: float) -> None:
-        """Return if all ranks gave the same description.
+        """Return if all ranks gave the same description. A difference stays one.
 
         Raises:
             MismatchError: on every rank, with the first difference and both values.
         """
-        if self._work is None:
-            return
-        digests = self._work.wait(timeout).view(self._transport.world_size, -1)
-        self._work = None
-        if bool((digests != digests[0]).any()):
-            raise MismatchError(first_difference(self._descriptions(timeout)))
+        if self._work is not None:
+            digests = self._work.wait(timeout).view(self._transport.world_size, -1)
+            self._work = None
+            if bool((digests != digests[0]).any()):
+                self._difference = "ranks disagree, and did not come to say about what"
+                self._difference = first_difference(self._descriptions(timeout))
+        if self._difference is not None:
+            raise MismatchError(self._difference)
 
     def _descriptions(self, timeout: float) -> list[list[str]]:
         world = self._transport.world_size

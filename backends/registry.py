@@ -51,6 +51,7 @@ class Registry:
         self._prefix = prefix
         self._facts = list(facts)
         self._unverified: list[Fingerprint] = []
+        self._additions = 0
         self.metas: dict[str, TensorMeta] = {}
         self.places: dict[str, Place] = {}
         self.exchanges: list[Exchange] = []
@@ -60,8 +61,9 @@ class Registry:
         grouped = _grouped(metas, groups, self.metas)
         buckets = self._planner.buckets(grouped, self._prefix, first=len(self.exchanges))
         self.metas.update({meta.name: meta for meta in metas})
-        lines = [*self._facts, f"step {step}", *(describe(slot) for bucket in buckets for slot in bucket.slots)]
-        fingerprint = Fingerprint(lines, self._transport, f"{self._prefix}.{len(self.exchanges)}")
+        lines = [*self._facts, f"step {step}", *(describe(slot, bucket) for bucket in buckets for slot in bucket.slots)]
+        fingerprint = Fingerprint(lines, self._transport, f"{self._prefix}.{self._additions}")
+        self._additions += 1
         self._unverified.append(fingerprint)
         for bucket in buckets:
             self._append(bucket, fingerprint.digest)
@@ -96,9 +98,9 @@ class Registry:
         self.exchanges.append(KINDS[bucket.lane.kind](bucket, self._transport, digest, guarded=False))
 
 
-def describe(slot: Slot) -> str:
+def describe(slot: Slot, bucket: Bucket) -> str:
     """One line of the fingerprint."""
-    return f"tensor {slot.meta.name}: {tuple(slot.meta.shape)} {slot.meta.dtype} by {slot.codec!r}"
+    return f"tensor {slot.meta.name}: {tuple(slot.meta.shape)} {slot.meta.dtype} by {slot.codec!r} in {bucket.name}"
 
 
 def _statistics(slot: Slot) -> TensorStatistics:

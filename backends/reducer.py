@@ -94,7 +94,8 @@ class GradientReducer:
         Args:
             metas: equal on all ranks, in the order in which backward is expected to produce them.
             groups: lists of names; each list gets buckets of its own, the remaining tensors share theirs.
-            wait: check at once that all ranks registered the same; otherwise the first `wait` of a step does.
+            wait: check at once that all ranks registered the same; otherwise the first `wait` of a step does, and
+                nothing is exchanged until then: collectives on which ranks disagree may abort the process.
 
         Raises:
             UsageError: a name is registered or grouped twice, or unknown; or a step is under way.
@@ -160,12 +161,16 @@ class GradientReducer:
             if self._arriving.has(place):
                 raise UsageError(f"gradient {name!r} is ready already: call wait() or abandon() before the next step")
             self._arriving.put(place, self._source(name, grad.detach(), donated=donate))
+            if self._registry.verified:
+                self._arriving.launch(place.bucket)
 
     def flush(self) -> None:
         """Count missing gradients as zeros and start every exchange that has not started."""
         with self._lock:
             self._arriving = self._arriving or self._begin()
             self._arriving.fill(self._zeros)
+            if self._registry.verified:
+                self._arriving.launch_all()
 
     def wait(self, name: str, scale: float = 1.0) -> torch.Tensor:
         """The mean of a gradient over the ranks, times `scale`, in the gradient's shape and dtype; once per step.

@@ -71,6 +71,11 @@ class Registry:
         for exchange in self.exchanges:
             exchange.guarded = guarded
 
+    @property
+    def verified(self) -> bool:
+        """Whether all ranks are known to have added the same."""
+        return not self._unverified
+
     def verify(self, timeout: float) -> None:
         """Raise `MismatchError` on every rank if they did not all add the same."""
         for fingerprint in self._unverified:

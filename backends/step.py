@@ -44,13 +44,8 @@ class Step:
         return place.slot in self._sources[place.bucket]
 
     def put(self, place: Place, source: Source) -> None:
-        """Take a gradient; start its bucket, and those behind it that were held up, as soon as they are full."""
+        """Take a gradient."""
         self._sources[place.bucket][place.slot] = source
-        if not self._ordered:
-            self._start(place.bucket)
-            return
-        while len(self._flights) < len(self._exchanges) and self._start(len(self._flights)):
-            pass
 
     def fill(self, missing: Callable[[Place], Source]) -> None:
         """Put something in every place that is still empty."""
@@ -59,9 +54,22 @@ class Step:
                 if number not in sources:
                     self.put(Place(index, number), missing(Place(index, number)))
 
+    def launch(self, index: int) -> None:
+        """Start a bucket, and those behind it that it held up, if it is full."""
+        if not self._ordered:
+            self._start(index)
+            return
+        while len(self._flights) < len(self._exchanges) and self._start(len(self._flights)):
+            pass
+
+    def launch_all(self) -> None:
+        """Start every bucket that is full."""
+        for index in range(len(self._exchanges)):
+            self.launch(index)
+
     def _start(self, index: int) -> bool:
         exchange, sources = self._exchanges[index], self._sources[index]
-        if len(sources) < len(exchange.bucket.slots):
+        if index in self._flights or len(sources) < len(exchange.bucket.slots):
             return False
         with self._timing():
             ordered = [sources[number] for number in range(len(sources))]
@@ -71,11 +79,12 @@ class Step:
     # All ranks settle.
 
     def settle(self, timeout: float) -> None:
-        """Finish all exchanges, in bucket order; `applied` tells whether the step counts.
+        """Start and finish all exchanges, in bucket order; `applied` tells whether the step counts.
 
         Raises:
             PeerError: a codec raised on another rank. If it raised here, its own exception is raised.
         """
+        self.launch_all()
         pairs = [(exchange, self._flights[index]) for index, exchange in enumerate(self._exchanges)]
         with self._timing():
             for exchange, flight in pairs:

@@ -71,7 +71,7 @@ class Flight:
         server: the states of this rank's shards after the step (two-phase only), by slot.
         finite: every rank's input was finite; known after `finish`.
         failed: ranks whose codec raised; known after `finish`.
-        error: what this rank's codec raised.
+        error: what went wrong on this rank: its codec raised, or a message is not what it should be.
         sent_bytes: what this rank has sent.
         wait_seconds: how long it has waited for the others.
     """

@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from ..compressors import State
-from ..compressors.errors import PeerError
+from ..compressors.errors import PayloadError, PeerError
 from .delivery import deliver, output_for
 from .exchange import Clock, Exchange, Flight, Source
 from .registry import Place
@@ -83,6 +83,7 @@ class Step:
 
         Raises:
             PeerError: a codec raised on another rank. If it raised here, its own exception is raised.
+            PayloadError: another rank sent what does not belong to this step.
         """
         self.launch_all()
         pairs = [(exchange, self._flights[index]) for index, exchange in enumerate(self._exchanges)]
@@ -90,7 +91,7 @@ class Step:
             for exchange, flight in pairs:
                 exchange.advance(flight, timeout)
             for exchange, flight in pairs:
-                exchange.finish(flight, timeout)
+                _finish(exchange, flight, timeout)
         self._raise_failures()
         self.applied = all(flight.finite for _, flight in pairs)
 
@@ -145,6 +146,14 @@ class Step:
             codec_seconds=self._seconds - waited,
             wait_seconds=waited,
         )
+
+
+def _finish(exchange: Exchange, flight: Flight, timeout: float) -> None:
+    """Note what is wrong with a message, so that the remaining collectives end before it is raised."""
+    try:
+        exchange.finish(flight, timeout)
+    except PayloadError as error:
+        flight.error = flight.error or error
 
 
 def _uncompressed(exchanges: Sequence[Exchange]) -> dict[str, int]:

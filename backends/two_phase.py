@@ -53,12 +53,12 @@ class TwoPhase(Exchange):
 
     def advance(self, flight: Flight, timeout: float) -> None:
         received = flight.wait(timeout).view(self.transport.world_size, -1)
-        self._open(flight, list(received))
         own = self._sizes[self.transport.rank]
         self._answer = self._zeros(self._answer, own, received.device)
-        if flight.finite and not flight.failed:
-            for piece in self._layouts[self.transport.rank].pieces:
-                self._average(flight, piece, received)
+        try:
+            self._answer_to(flight, received)
+        except Exception as error:  # raised when the step is settled: the other ranks wait for the second phase
+            flight.error = flight.error or error
         self._seal(flight, self._answer)
         flight.work = self.transport.all_gather(self._answer, self._sizes, f"{self.bucket.name}.gather")
         flight.sent_bytes += own * (self.transport.world_size - 1)
@@ -79,6 +79,12 @@ class TwoPhase(Exchange):
 
     def _answers(self, flight: Flight) -> list[torch.Tensor]:
         return list(flight.result.split(self._sizes))
+
+    def _answer_to(self, flight: Flight, received: torch.Tensor) -> None:
+        self._open(flight, list(received))
+        if flight.finite and not flight.failed:
+            for piece in self._layouts[self.transport.rank].pieces:
+                self._average(flight, piece, received)
 
     def _average(self, flight: Flight, piece: Piece, received: torch.Tensor) -> None:
         """Average this rank's shard of a tensor and encode it again, with the server's residual."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..compressors import State
 from ..compressors.memory import RESIDUAL
 from .exchange import Source
 
@@ -19,10 +20,10 @@ def scratch_for(grad: torch.Tensor, *, donated: bool) -> torch.Tensor:
     return grad.detach().view(-1) if donated and _is_spare(grad) else torch.empty(grad.numel(), device=grad.device)
 
 
-def output_for(source: Source) -> torch.Tensor:
-    """Flat storage for a decoded mean."""
+def output_for(source: Source, kept: State) -> torch.Tensor:
+    """Flat storage for a decoded mean; `kept` is the state after the step."""
     old = source.state.get(RESIDUAL)
-    if old is not None:
+    if old is not None and old is not kept.get(RESIDUAL):
         return old
     if source.scratch is None and source.donated and _is_spare(source.grad):
         return source.grad.detach().view(-1)

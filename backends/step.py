@@ -115,7 +115,7 @@ class Step:
         with self._timing():
             flat = exchange.view(flight, place.slot, scale)
             if flat is None:
-                flat = output_for(source)
+                flat = output_for(source, flight.states[place.slot])
                 exchange.mean(flight, place.slot, flat, scale)
             return deliver(flat, source.grad)
 

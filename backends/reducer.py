@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
 from .._version import __version__
 from ..compressors import Compressor, State, TensorMeta, with_defaults
-from ..compressors.errors import ConfigError, UsageError
+from ..compressors.errors import ConfigError, TransportError, UsageError
 from ..compressors.memory import RESIDUAL
 from .announce import announce
 from .delivery import scratch_for
@@ -32,6 +33,7 @@ class GradientReducer:
     A step begins with the first `ready` and is settled as a whole by the first `wait`: if every rank's gradients
     were finite, all residuals move and `step` counts up; if not, nothing moves and every mean is NaN, so that a loss
     scaler skips the step on all ranks alike. (Where no tensor is compressed, sums pass as they are.)
+    After a failed collective a reducer takes no further step.
 
     Args:
         compressor: a codec, or one wrapped in memories and policies. A bare biased codec gets error feedback, and
@@ -63,6 +65,7 @@ class GradientReducer:
         self.compressor = with_defaults(compressor)
         self.transport = transport
         self.step = 0
+        self._name = name
         self._timeout = timeout
         self._seed = seed
         self._lock = threading.RLock()
@@ -81,6 +84,7 @@ class GradientReducer:
         self._arriving: Step | None = None
         self._settled: Step | None = None
         self._untaken: set[str] = set()
+        self._broken: TransportError | None = None
         self._device = torch.device("cpu")
         self._skipped = 0
         self._last = StepStatistics()
@@ -162,7 +166,8 @@ class GradientReducer:
                 raise UsageError(f"gradient {name!r} is ready already: call wait() or abandon() before the next step")
             self._arriving.put(place, self._source(name, grad.detach(), donated=donate))
             if self._registry.verified:
-                self._arriving.launch(place.bucket)
+                with self._breaking():
+                    self._arriving.launch(place.bucket)
 
     def flush(self) -> None:
         """Count missing gradients as zeros and start every exchange that has not started."""
@@ -170,7 +175,8 @@ class GradientReducer:
             self._arriving = self._arriving or self._begin()
             self._arriving.fill(self._zeros)
             if self._registry.verified:
-                self._arriving.launch_all()
+                with self._breaking():
+                    self._arriving.launch_all()
 
     def wait(self, name: str, scale: float = 1.0) -> torch.Tensor:
         """The mean of a gradient over the ranks, times `scale`, in the gradient's shape and dtype; once per step.
@@ -217,6 +223,11 @@ class GradientReducer:
                 self._settle()
 
     def _begin(self) -> Step:
+        if self._broken is not None:
+            raise TransportError(
+                f"reducer {self._name!r} takes no further step, because ranks may have parted when a collective "
+                f"failed ({self._broken}): make a new one on every rank, from the last checkpoint"
+            ) from self._broken
         self._retire()
         clock = Clock(self.step, self.transport.rank, self._seed)
         return Step(self._registry.exchanges, clock, ordered=self.transport.ordered)
@@ -226,8 +237,18 @@ class GradientReducer:
         self.flush()
         step, self._arriving = self._arriving or self._begin(), None
         self._registry.verify(self._timeout)
-        step.settle(self._timeout)
+        with self._breaking():
+            step.settle(self._timeout)
         return step
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """A failed collective ends the step and the reducer: other ranks may have applied what this one has not."""
+        try:
+            yield
+        except TransportError as error:
+            self._arriving, self._broken = None, error
+            raise
 
     def _commit(self, step: Step) -> None:
         if step.applied:

@@ -49,7 +49,7 @@ SAMPLES = 1 << 16
 _FLT_MIN = torch.finfo(torch.float32).tiny
 #: so that 127 times a scale stays finite
 _LARGEST_SCALE = float(np.nextafter(np.float32(torch.finfo(torch.float32).max / 127), np.float32(0)))
-#: sums 0/1 bytes b0 to b7 of a word into the bits of its highest byte, b0 first
+#: times a word of 0/1 bytes: the highest byte of the product has their bits, the first byte's in front
 _PACK = int.from_bytes(bytes.fromhex("8040201008040201"), "big", signed=True)
 
 
@@ -190,8 +190,11 @@ def sign_unpack_add(bits: torch.Tensor, scales: torch.Tensor, block: int, out: t
 
 
 def _pack(mask: torch.Tensor) -> torch.Tensor:
-    if mask.is_cpu:
-        return torch.from_numpy(np.packbits(mask.numpy()))
+    return torch.from_numpy(np.packbits(mask.numpy())) if mask.is_cpu else _pack_words(mask)
+
+
+def _pack_words(mask: torch.Tensor) -> torch.Tensor:
+    """As `numpy.packbits`, on any device: eight 0/1 bytes are one word, and a product gathers its bits."""
     padded = torch.nn.functional.pad(mask.view(torch.uint8), (0, -mask.numel() % 8))
     return ((padded.view(torch.int64) * _PACK >> 56) & 0xFF).to(torch.uint8)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from gradwire import Compressor, Int8, OneBit
+from gradwire.compressors.kernels import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from support.compressing import Case, as_bytes, cases, context, make_values
@@ -62,6 +64,12 @@ def test_one_bit_l2_is_sign_times_root_mean_square(case: Case) -> None:
 def test_one_bit_l1_is_a_contraction(case: Case, block: int | None) -> None:
     left = case.x.double() - through(OneBit(block=block), case.x).double()
     assert float(left.norm()) <= float(case.x.double().norm()) * 1.000001
+
+
+@given(mask=st.lists(st.booleans(), min_size=1, max_size=200))
+def test_bits_are_packed_alike_on_every_device(mask: list[bool]) -> None:
+    packed = reference._pack_words(torch.tensor(mask))
+    assert packed.tolist() == np.packbits(mask).tolist()
 
 
 def test_zero_counts_as_positive() -> None:

@@ -14,7 +14,7 @@ from gradwire.backends.statistics import Statistics
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["GPT", "Report", "Text", "held_out_loss", "make_optimizer", "parse_options"]
+__all__ = ["GPT", "Report", "Text", "held_out_loss", "make_optimizer", "make_schedule", "parse_options"]
 
 CONTEXT = 128
 BATCH = 4
@@ -86,7 +86,15 @@ class GPT(nn.Module):
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """AdamW, for all compressors alike."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Up over the first steps, then down to nothing: what error feedback delays still arrives before the end."""
+    warmup = 20
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / warmup) * max(0.0, 1 - step / steps)
+    )
 
 
 @torch.no_grad()

@@ -24,12 +24,14 @@ def main() -> None:
         named_parameters=model.named_parameters(),
         compression=compression,
     )
+    schedule = gpt.make_schedule(optimizer, options.steps)
 
     for step in range(1, options.steps + 1):
         optimizer.zero_grad()
         loss = model.loss(text.batch())
         loss.backward()
         optimizer.step()
+        schedule.step()
         report.step(step, loss.item(), compression.statistics)
 
     report.finish(gpt.held_out_loss(model, text))

@@ -23,6 +23,7 @@ def main() -> None:
     reducer.register([TensorMeta(name=n, shape=tuple(p.shape), dtype=p.dtype) for n, p in parameters.items()])
     for name, parameter in parameters.items():
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: reducer.ready(name, p.grad))
+    schedule = gpt.make_schedule(optimizer, options.steps)
 
     for step in range(1, options.steps + 1):
         optimizer.zero_grad()
@@ -31,6 +32,7 @@ def main() -> None:
         for name, parameter in parameters.items():
             parameter.grad = reducer.wait(name)
         optimizer.step()
+        schedule.step()
         report.step(step, loss.item(), reducer.statistics)
 
     report.finish(gpt.held_out_loss(model, text))

@@ -9,6 +9,7 @@ from statistics import fmean
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -113,8 +114,10 @@ def picture(results: list[Result], path: Path) -> None:
             plot(by_steps, result, [record["step"] for record in result.records])
             plot(by_bytes, result, [record["sent_bytes"] / 1e6 for record in result.records])
         by_steps.set(xlabel="step", ylabel="training loss (nats per byte)", title="Loss against steps")
-        by_bytes.set(xlabel="MB sent per rank", title="Loss against bytes sent", xscale="symlog", xlim=(0, None))
+        by_steps.xaxis.set_major_locator(MaxNLocator(integer=True))
         by_steps.legend(frameon=False)
+        by_bytes.set(xlabel="MB sent per rank, log scale", title="Loss against bytes sent", xscale="log")
+        by_bytes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         figure.savefig(path, dpi=120)
 
 

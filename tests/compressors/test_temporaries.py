@@ -15,16 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 NUMEL = 16 * PIECE
 DENSE = 4 * NUMEL
 
-CODECS = [
-    NoCompression(),
-    NoCompression(as_bytes=True),
-    FP16(),
-    TopK(),
-    RandomK(),
-    OneBit(),
-    OneBit(block=None),
-    Int8(),
-]
+LOSSY = [FP16(), TopK(), RandomK(), OneBit(), OneBit(block=None), Int8()]
+CODECS = [NoCompression(), NoCompression(as_bytes=True), *LOSSY]
 
 
 class Allocations(TorchDispatchMode):

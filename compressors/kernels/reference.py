@@ -244,11 +244,15 @@ def dequantize_add(levels: torch.Tensor, scales: torch.Tensor, block: int, out: 
 def cast(x: torch.Tensor, divisor: float, out: torch.Tensor) -> torch.Tensor:
     """`out = x / divisor` in out's dtype; magnitudes beyond its range saturate. Returns their number (int64, 0-dim)."""
     limit = torch.finfo(out.dtype).max
+    low, high = torch.aminmax(x)
+    fits = bool((low >= -limit) & (high <= limit))
     saturated = torch.zeros((), dtype=torch.int64, device=x.device)
     for span in _spans(x.numel()):
-        clamped = x[span].clamp(-limit, limit)
-        saturated += (clamped != x[span]).sum()
-        out[span] = clamped.div_(divisor)
+        scaled = x[span] / divisor
+        if not fits:
+            saturated += (x[span].abs() > limit).sum()
+            scaled.clamp_(-limit / divisor, limit / divisor)
+        out[span] = scaled
     return saturated
 
 

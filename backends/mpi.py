@@ -68,7 +68,8 @@ class MpiTransport(Transport):
     """Collectives over a duplicate of an MPI communicator; making one is itself collective, and so is `close`.
 
     MPI moves data while a rank of it starts, looks at or waits for a collective, not in between. Where ranks
-    disagree about a size, MPI reports truncation, or nothing at all.
+    disagree about a size, MPI reports truncation, or nothing at all. After a timeout the end of the process waits
+    for the late rank too; start programs by `python -m mpi4py` and an error ends all ranks at once.
 
     Args:
         comm: an intracommunicator of mpi4py; None is `MPI.COMM_WORLD`.

@@ -62,7 +62,7 @@ class TorchTransport(Transport):
     `init_process_group` was given (30 minutes); until then a process with such a group may not end by itself.
 
     Args:
-        group: the process group; None is the default group.
+        group: the process group, as `torch.distributed.new_group` returned it; None is the default group.
 
     Raises:
         UsageError: torch.distributed is not initialised, or this process is not in the group.
@@ -73,14 +73,15 @@ class TorchTransport(Transport):
         {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64}
     )
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | int | None = None) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             remedy = 'call torch.distributed.init_process_group("gloo" or "nccl") first, under torchrun for instance'
             raise UsageError(f"torch.distributed is not initialised: {remedy}")
+        # an int is what `new_group` returns to the processes that it leaves out
+        if isinstance(group, int) or dist.get_rank(group) < 0:
+            raise UsageError(f"rank {dist.get_rank()} of torch.distributed is not a member of the given group")
         self._group = group
         self.rank = dist.get_rank(group)
-        if self.rank < 0:
-            raise UsageError(f"rank {dist.get_rank()} of torch.distributed is not a member of the given group")
         self.world_size = dist.get_world_size(group)
         self._sleeps = dist.get_backend(group) == "gloo"
 

@@ -31,6 +31,19 @@ class TestGloo(TransportSuite):
         return run
 
 
+class TestPolled(TransportSuite):
+    """Waiting as it is done over NCCL, where c10d's own wait must not be given a time limit."""
+
+    @pytest.fixture
+    def run(self, transport: TorchTransport, second: TorchTransport, monkeypatch: pytest.MonkeyPatch) -> Run:
+        def run(function: Callable[..., None], groups: int = 1) -> None:
+            for one in (transport, second):
+                monkeypatch.setattr(one, "_sleeps", False)
+            function(*(transport, second)[:groups])
+
+        return run
+
+
 class TestGroupOfOne(TransportSuite):
     """Each rank alone: no one to talk to, and rank 0 of its group everywhere."""
 

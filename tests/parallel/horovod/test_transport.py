@@ -26,8 +26,14 @@ class TestHorovod(TransportSuite):
         return run
 
 
-class TestPartOfTheRanks(TransportSuite):
+class TestPartOfTheRanks:
     """Two process sets at once, of even and of odd ranks: ranks count within the set."""
+
+    test_all_gather = TransportSuite.test_all_gather_joins_in_rank_order
+    test_all_to_all = TransportSuite.test_all_to_all_delivers_each_part
+    test_broadcast = TransportSuite.test_broadcast_from_each_root
+    test_many_under_way = TransportSuite.test_many_under_way_waited_for_in_reverse
+    test_late_rank = TransportSuite.test_a_late_rank_costs_a_timeout_and_nothing_else
 
     @pytest.fixture
     def run(self, hvd: ModuleType, process_sets: Sets) -> Run:

@@ -82,11 +82,11 @@ class MpiTransport(Transport):
     kind: ClassVar[str] = "mpi"
     sum_dtypes: ClassVar[frozenset[torch.dtype]] = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
 
-    def __init__(self, comm: MPI.Intracomm | None = None, *, cuda_aware: bool = False) -> None:
+    def __init__(self, comm: MPI.Comm | None = None, *, cuda_aware: bool = False) -> None:
         self._mpi = _import_mpi()
         self._cuda_aware = cuda_aware
         with _translated("MpiTransport"), _calls:
-            self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
+            self._comm = self._checked(comm).Dup()
             self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank = self._comm.Get_rank()
         self.world_size = self._comm.Get_size()
@@ -147,6 +147,15 @@ class MpiTransport(Transport):
         with _translated("close"), _calls:
             if self._comm != self._mpi.COMM_NULL:
                 self._comm.Free()
+
+    def _checked(self, comm: MPI.Comm | None) -> MPI.Comm:
+        if comm is None:
+            return self._mpi.COMM_WORLD
+        if comm == self._mpi.COMM_NULL:
+            raise UsageError("MpiTransport: this process is not in the given communicator, or it was freed")
+        if comm.Is_inter():
+            raise UsageError("MpiTransport: got an intercommunicator; merge it into an intracommunicator first")
+        return comm
 
     def _start(
         self, name: str, start: Callable[[], MPI.Request], buffers: object, result: Callable[[], torch.Tensor]

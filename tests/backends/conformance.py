@@ -58,7 +58,7 @@ def message(length: int, sender: int, receiver: int = 0) -> torch.Tensor:
 
 def assert_ranks_agree(transport: Transport, tensor: torch.Tensor, name: str) -> None:
     """Bitwise equality over the ranks, through a gather of digests."""
-    mine = hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy()).digest()
+    mine = hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).digest()
     sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
     gathered = transport.all_gather(sent, [len(mine)] * transport.world_size, f"{name}.agree").wait(LIMIT)
     assert bytes(gathered.tolist()) == mine * transport.world_size

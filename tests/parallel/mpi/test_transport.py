@@ -13,7 +13,7 @@ from ...backends.conformance import LIMIT, Run, TransportSuite
 
 
 @pytest.fixture(scope="session")
-def half(transport: MpiTransport) -> Iterator[MPI.Intracomm]:
+def half(transport: MpiTransport) -> Iterator[MPI.Comm]:
     """The even ranks, or the odd ones."""
     comm = MPI.COMM_WORLD.Split(transport.rank % 2)
     yield comm
@@ -35,7 +35,7 @@ class TestPartOfTheRanks(TransportSuite):
     """Two communicators at once, of even and of odd ranks: ranks count within the group."""
 
     @pytest.fixture
-    def run(self, half: MPI.Intracomm) -> Run:
+    def run(self, half: MPI.Comm) -> Run:
         def run(function: Callable[..., None], groups: int = 1) -> None:
             with ExitStack() as stack:
                 function(*(stack.enter_context(closing(MpiTransport(half))) for _ in range(groups)))
@@ -65,9 +65,23 @@ def test_a_closed_transport_refuses_to_start(transport: MpiTransport) -> None:
     transport.barrier("the first one is not", LIMIT)
 
 
-def test_an_error_of_mpi_is_translated(transport: MpiTransport) -> None:
-    comm = MPI.COMM_WORLD.Dup()
-    comm.Free()
-    with pytest.raises(TransportError, match=r"^MpiTransport: MPI failed: ") as caught:
-        MpiTransport(comm)
-    assert isinstance(caught.value.__cause__, MPI.Exception)
+def test_a_communicator_without_this_rank_is_refused(transport: MpiTransport) -> None:
+    first = MPI.COMM_WORLD.Split(0 if transport.rank == 0 else MPI.UNDEFINED)
+    if transport.rank == 0:
+        assert MpiTransport(first).world_size == 1
+    else:
+        with pytest.raises(UsageError, match="this process is not in the given communicator"):
+            MpiTransport(first)
+
+
+def test_an_error_of_mpi_is_translated() -> None:
+    """The ranks that get more than they expect are told so."""
+    with closing(MpiTransport()) as other:
+        work = other.broadcast(torch.zeros(9 if other.rank == 0 else 4, dtype=torch.uint8), 0, "x")
+        for _ in range(2):
+            if other.rank == 0:
+                assert work.wait(LIMIT).tolist() == [0] * 9
+            else:
+                with pytest.raises(TransportError, match=r"^x: MPI failed: .*truncated") as caught:
+                    work.wait(LIMIT)
+                assert isinstance(caught.value.__cause__, MPI.Exception)

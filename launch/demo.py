@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
         from . import report, training
     except ImportError as error:
         raise MissingDependencyError(error.name or "rich", "demo", "gradwire demo") from error
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit like any other, which takes the ranks along
     results = training.train(jobs(options, choose_launcher(options.mpi)))
     picture = options.out / "loss.png"
     report.picture(results, picture)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
@@ -106,9 +107,14 @@ def records(job: Job, report: TextIO, process: subprocess.Popen[bytes]) -> Itera
 
 @contextmanager
 def running(job: Job, log: TextIO) -> Iterator[subprocess.Popen[bytes]]:
-    """The job's processes; whatever is left of them at the end is stopped."""
+    """The job's processes, in a group of their own; whatever is left of them at the end is stopped."""
     process = subprocess.Popen(
-        job.command(), env=environment(job.ranks), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        job.command(),
+        env=environment(job.ranks),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         yield process
@@ -117,14 +123,12 @@ def running(job: Job, log: TextIO) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the launcher to end, which ends its ranks; insist after a while."""
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """Ask the group to end, and insist after a while; horovodrun leaves its mpirun to us."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
 
 
 def launch_command(launcher: Launcher, ranks: int) -> list[str]:

@@ -149,9 +149,9 @@ class Compressor(ABC):
     def nbytes(self, meta: TensorMeta) -> int:
         """Exact payload size in bytes; 0 for an empty tensor. Sizes are never exchanged."""
 
-    def entries(self, meta: TensorMeta) -> int:
-        """How many elements of the tensor are sent."""
-        return meta.numel
+    def entries(self, meta: TensorMeta) -> int | None:
+        """How many elements are sent, for codecs that leave some out; None for the others."""
+        return None
 
     def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
         """dtype of the payload tensor: uint8, or for summable codecs what the all-reduce adds up."""

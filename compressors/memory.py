@@ -68,7 +68,7 @@ class ErrorFeedback(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         return self.compressor.nbytes(meta)
 
-    def entries(self, meta: TensorMeta) -> int:
+    def entries(self, meta: TensorMeta) -> int | None:
         return self.compressor.entries(meta)
 
     def wire_dtype(self, meta: TensorMeta) -> torch.dtype:

@@ -21,7 +21,8 @@ class OneBit(Compressor):
     """Signs, packed eight to a byte, times a scale per block (Seide 2014; EF-sign, 1901.09847).
 
     sign(0) is +1. A block of zeros decodes to exact zeros. The last block may be shorter; its scale is over its
-    true length. With a scale per 2048 elements an element costs 1.016 bits.
+    true length. With a scale per 2048 elements an element costs 1.016 bits. An element that never gets a gradient
+    is sent as ± scale all the same; with error feedback its residual never exceeds the largest scale so far.
 
     Attributes:
         block: elements that share a scale, a multiple of 8; None for one scale over the whole tensor.

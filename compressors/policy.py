@@ -66,7 +66,7 @@ class SizePolicy(Compressor):
             (meta.numel < self.min_numel, f"below min_numel={self.min_numel}"),
             (len(meta.shape) < self.min_ndim, f"{len(meta.shape)}-D"),
             (payload >= meta.raw_bytes, f"no saving: {payload} of {meta.raw_bytes} bytes"),
-            (_is_everything(self.compressor, meta), f"no saving: {entries} of {meta.numel} entries"),
+            (entries == meta.numel, f"no saving: {entries} of {meta.numel} entries"),
         )
         return next((reason for applies, reason in rules if applies), None)
 
@@ -99,7 +99,7 @@ class SizePolicy(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         return self.choose(meta).codec.nbytes(meta)
 
-    def entries(self, meta: TensorMeta) -> int:
+    def entries(self, meta: TensorMeta) -> int | None:
         return self.choose(meta).codec.entries(meta)
 
     def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
@@ -157,9 +157,3 @@ def without_memory(compressor: Compressor) -> Compressor:
 
 def _remembering(compressor: Compressor) -> Compressor:
     return ErrorFeedback(compressor) if compressor.wants_memory else compressor
-
-
-def _is_everything(compressor: Compressor, meta: TensorMeta) -> bool:
-    """A sparsifier that would leave out nothing."""
-    codec = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
-    return hasattr(codec, "ratio") and codec.entries(meta) >= meta.numel

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from gradwire.compressors.errors import UnsupportedError, UsageError
+from gradwire.horovod_comp._host import missing_names, require
+from gradwire.horovod_comp._seam import Payload, Request, Ticket, install
+from horovod.torch import mpi_ops
+from horovod.torch.optimizer import _DistributedOptimizer
+
+UNTOUCHED = Path(__file__).with_name("untouched.py")
+SINGLE, GROUPED = (f"horovod_torch_{kind}_async_gradwire_Payload" for kind in ("allreduce", "grouped_allreduce"))
+
+
+class Recorder:
+    """A compression object that sends nothing: it notes each request, and the result is the gradient itself."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def compress(self, tensor: torch.Tensor) -> tuple[Payload, None]:
+        return Payload(self, tensor), None
+
+    def decompress(self, payload: Payload, ctx: None) -> torch.Tensor:
+        assert isinstance(payload, Payload)
+        return payload.tensor
+
+    def _launch(self, request: Request) -> int:
+        self.requests.append(request)
+        if request.optimizer is not None and not request.grouped:
+            return Ticket.of(request.payloads[0])
+        return mpi_ops.allreduce_async_(torch.zeros(1), name=f"recorder.{request.name}")
+
+
+@pytest.fixture(autouse=True)
+def recorder() -> Recorder:
+    install()
+    return Recorder()
+
+
+# What is added to Horovod, and what is relied on.
+
+
+def test_nothing_of_horovod_changes_but_two_added_functions() -> None:
+    done = subprocess.run([sys.executable, str(UNTOUCHED)], capture_output=True, text=True, timeout=120, check=True)
+    added = [f"horovod.torch.mpi_lib_v2.{name}" for name in (SINGLE, GROUPED)]
+    assert json.loads(done.stdout) == {"files": [], "by importing the seam": [], "by installing it": added}
+
+
+@pytest.mark.parametrize("name", [SINGLE, GROUPED])
+def test_a_function_of_somebody_else_is_not_overwritten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_ops.mpi_lib, name, print)
+    with pytest.raises(UnsupportedError, match=f"mpi_lib.{name} exists and is not gradwire's: <built-in"):
+        install()
+    assert getattr(mpi_ops.mpi_lib, name) is print
+
+
+def test_horovod_looks_for_the_added_functions(recorder: Recorder) -> None:
+    payload = Payload(recorder, torch.ones(2))
+    assert mpi_ops._allreduce_function_factory(payload) == SINGLE
+    assert mpi_ops._grouped_allreduce_function_factory(payload) == GROUPED
+
+
+def test_the_installed_horovod_has_all_that_is_needed() -> None:
+    assert missing_names(mpi_ops, _DistributedOptimizer) == []
+
+
+def test_names_that_are_missing_are_found() -> None:
+    names = {name: value for name, value in vars(mpi_ops).items() if name != "_handle_map"}
+
+    class Other(_DistributedOptimizer):
+        synchronize = None
+
+        def _allreduce_grad_async(self, parameter: object) -> object:
+            return parameter
+
+    method = "horovod.torch.optimizer._DistributedOptimizer"
+    assert missing_names(SimpleNamespace(**names), Other) == [
+        "horovod.torch.mpi_ops._handle_map",
+        f"p in {method}._allreduce_grad_async",
+        f"allreduce_async_ in {method}._allreduce_grad_async",
+        f"{method}.synchronize",
+    ]
+
+
+def test_a_missing_name_is_refused_with_the_versions() -> None:
+    text = r"^Horovod 0\.28\.1 lacks what gradwire needs: a, b\. Supported: 0\.28\.1; pip install horovod==0\.28\.1$"
+    with pytest.raises(UnsupportedError, match=text):
+        require(["a", "b"])
+
+
+# Payloads and tickets.
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(1.0),
+        torch.ones(0, 3),
+        torch.ones(2, 3, dtype=torch.bfloat16),
+        torch.ones(4, 6)[:, ::2],
+        torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.ones(3, dtype=torch.int64),
+    ],
+    ids=["0-dim", "empty", "bf16", "not contiguous", "channels_last", "integers"],
+)
+def test_any_strided_tensor_makes_a_payload(tensor: torch.Tensor, recorder: Recorder) -> None:
+    payload = Payload(recorder, tensor)
+    assert (payload.shape, payload.dtype, payload.device) == (tensor.shape, tensor.dtype, tensor.device)
+    assert payload.is_contiguous()
+    assert payload.new(payload.shape) is payload.data is payload
+
+
+def test_a_sparse_tensor_is_refused(recorder: Recorder) -> None:
+    with pytest.raises(UnsupportedError, match=r"layout torch\.sparse_coo .* use Embedding\(sparse=False\)"):
+        Payload(recorder, torch.eye(3).to_sparse())
+
+
+def test_tickets_are_unique_and_never_a_handle_of_horovod(recorder: Recorder) -> None:
+    payloads = [Payload(recorder, torch.ones(1)) for _ in range(100)]
+    tickets = [Ticket.of(payload) for payload in payloads]
+    assert len(set(tickets)) == 100
+    assert max(tickets) < 0
+    assert [ticket() for ticket in tickets] == payloads
+
+
+# Functions: hvd.allreduce and hvd.grouped_allreduce.
+
+
+def test_a_function_call_becomes_a_request(hvd: ModuleType, recorder: Recorder) -> None:
+    tensor = torch.arange(3.0)
+    result = hvd.allreduce(tensor, name="x", compression=recorder, prescale_factor=0.5, postscale_factor=3.0)
+    assert result is tensor
+    (request,) = recorder.requests
+    assert [payload.tensor for payload in request.payloads] == [tensor]
+    assert (request.name, request.op, request.scale, request.grouped) == ("x", "average", 1.5, False)
+    assert request.process_set is hvd.global_process_set
+    assert (request.optimizer, request.parameters, request.from_synchronize) == (None, None, False)
+
+
+def test_a_grouped_call_becomes_one_request(hvd: ModuleType, recorder: Recorder) -> None:
+    tensors = [torch.ones(2), torch.ones((), dtype=torch.float64), torch.ones(3, 2).t()]
+    results = hvd.grouped_allreduce(tensors, compression=recorder, op=hvd.Sum)
+    assert all(result is tensor for result, tensor in zip(results, tensors, strict=True))
+    (request,) = recorder.requests
+    assert (request.name, request.op, request.grouped, len(request.payloads)) == (None, "sum", True, 3)
+
+
+@pytest.mark.parametrize("op", ["Adasum", "Min", "Max", "Product"])
+def test_other_reductions_are_refused(hvd: ModuleType, recorder: Recorder, op: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"^op={op} cannot reduce .* use op=hvd\.Average or op=hvd\.Sum"):
+        hvd.allreduce(torch.ones(2), name="x", compression=recorder, op=getattr(hvd, op))
+    assert recorder.requests == []
+
+
+def test_a_tensor_that_wants_a_gradient_is_refused(hvd: ModuleType, recorder: Recorder) -> None:
+    tensor = torch.ones(2, requires_grad=True)
+    with pytest.raises(UsageError, match=r"detach\(\) the tensor first"):
+        hvd.allreduce(tensor, name="x", compression=recorder)
+    with torch.no_grad():
+        assert hvd.allreduce(tensor, name="x", compression=recorder) is tensor
+
+
+@pytest.mark.parametrize("other", [lambda: Payload(Recorder(), torch.ones(1)), lambda: torch.ones(1)])
+def test_a_group_of_mixed_origin_is_refused(hvd: ModuleType, recorder: Recorder, other: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match="use one object per call"):
+        hvd.grouped_allreduce_async_([Payload(recorder, torch.ones(1)), other()], name="x")
+
+
+def test_a_runtime_error_of_a_launch_becomes_horovods_own(hvd: ModuleType) -> None:
+    class Failing(Recorder):
+        def _launch(self, request: Request) -> int:
+            raise RuntimeError(f"no {request.name}")
+
+    with pytest.raises(hvd.HorovodInternalError, match="no x"):
+        hvd.allreduce(torch.ones(2), name="x", compression=Failing())
+
+
+# Optimizers.
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = torch.nn.Linear(3, 1)
+        self.unused = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x).sum()
+
+
+Step = Callable[..., torch.optim.Optimizer]
+
+
+@pytest.fixture
+def step(hvd: ModuleType, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Step:
+    """Runs one step of a small net under hvd.DistributedOptimizer, in this single process."""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # with one process Horovod sets hooks for elastic jobs only
+
+    def run(compression: Recorder = recorder, **options: object) -> torch.optim.Optimizer:
+        net = Net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), compression=compression, **options
+        )
+        net(torch.ones(1, 3)).backward()
+        optimizer.step()
+        return optimizer
+
+    return run
+
+
+def asked(request: Request) -> tuple[list[str], bool, bool]:
+    """The names of the parameters that the request is for; whether it is a group; whether synchronize() asks."""
+    assert request.optimizer is not None
+    assert request.parameters is not None
+    names = vars(request.optimizer)["_parameter_names"]
+    for payload, parameter in zip(request.payloads, request.parameters, strict=True):
+        assert parameter.grad is not None
+        assert payload.tensor.equal(parameter.grad)
+    return [names[parameter] for parameter in request.parameters], request.grouped, request.from_synchronize
+
+
+def test_hooks_give_the_optimizer_and_the_parameter(step: Step, recorder: Recorder) -> None:
+    optimizer = step(gradient_predivide_factor=2.0)
+    assert all(request.optimizer is optimizer for request in recorder.requests)
+    assert [request.scale for request in recorder.requests] == [1.0] * 3
+    assert sorted(map(asked, recorder.requests)) == [
+        (["unused"], False, True),
+        (["used.bias"], False, False),
+        (["used.weight"], False, False),
+    ]
+    assert not any(isinstance(handle, Ticket) for handle in mpi_ops._handle_map)
+
+
+def test_groups_give_all_their_parameters(step: Step, recorder: Recorder) -> None:
+    """The second group is complete; of the first one a parameter is not used, so its parameters come one by one."""
+    optimizer = step(groups=2)
+    assert all(request.optimizer is optimizer for request in recorder.requests)
+    assert sorted(map(asked, recorder.requests)) == [
+        (["unused"], False, True),
+        (["used.bias"], True, False),
+        (["used.weight"], False, True),
+    ]
+
+
+def test_a_call_from_within_a_hook_is_not_the_optimizers(step: Step, hvd: ModuleType) -> None:
+    inner = Recorder()
+
+    class Outer(Recorder):
+        def _launch(self, request: Request) -> int:
+            hvd.allreduce(torch.ones(1), name=f"inner.{request.name}", compression=inner)
+            return super()._launch(request)
+
+    step(compression=Outer())
+    assert [request.optimizer for request in inner.requests] == [None] * 3
+
+
+def test_adasum_is_refused(step: Step) -> None:
+    with pytest.raises(UnsupportedError, match=r"^op=Adasum cannot reduce compressed gradients"):
+        step(op=mpi_ops.Adasum)

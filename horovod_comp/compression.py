@@ -123,7 +123,7 @@ class Compression:
         session = self._open(request, "optimizer", list(metas.values()), self.compressor)
         if optimizer._groups is not None:
             groups = {optimizer._p_to_group[p]: None for p in metas}
-            session.expect(list(metas.values()), [[metas[p].name for p in group] for group in groups], wait=False)
+            session.expect(list(metas.values()), [[metas[p].name for p in group] for group in groups], wait=True)
         return session
 
     # Calls such as hvd.allreduce.

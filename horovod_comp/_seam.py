@@ -7,6 +7,7 @@ Horovod is replaced. The two functions hand each request over to the compression
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from ..backends.transport import sleep_until
 from ..compressors.errors import UnsupportedError, UsageError
 from ._host import hvd, mpi_ops
 
-__all__ = ["Owner", "Payload", "Request", "Ticket", "install"]
+__all__ = ["Owner", "Payload", "Request", "SleepingHandle", "Ticket", "install"]
 
 TYPE = "gradwire.Payload"
 
@@ -27,7 +29,7 @@ TYPE = "gradwire.Payload"
 class Owner(Protocol):
     """The compression object: Horovod calls its `compress`, and it launches what Horovod then asks for."""
 
-    def _launch(self, request: Request) -> int:
+    def _launch(self, request: Request) -> Ticket | SleepingHandle:
         """Start the exchange; returns the handle for Horovod.
 
         A `Ticket` does where the optimizer reduces one parameter. A group or a function such as `hvd.allreduce` needs
@@ -142,6 +144,34 @@ class Ticket(int):
         return self.payload
 
 
+class SleepingHandle:
+    """The handle of a real collective, for Horovod to wait for and to clear.
+
+    Horovod's own wait keeps a core busy. It asks for the handle's number when it begins to wait, and is made to sleep
+    there until there is nothing left to wait for.
+
+    Args:
+        handle: Horovod's number.
+        done: whether the collective has ended.
+    """
+
+    def __init__(self, handle: int, done: Callable[[], bool]) -> None:
+        self._handle = handle
+        self._done = done
+
+    def __index__(self) -> int:
+        sleep_until(self._done, math.inf)
+        return self._handle
+
+    # Horovod finds its own entry by the handle, in a map with numbers as keys.
+
+    def __hash__(self) -> int:
+        return hash(self._handle)
+
+    def __eq__(self, other: object) -> bool:
+        return self._handle == other
+
+
 def install() -> None:
     """Add the two functions to Horovod's extension module; again: no change.
 
@@ -155,7 +185,8 @@ def install() -> None:
         setattr(mpi_ops.mpi_lib, name, function)
 
 
-_Entry: TypeAlias = Callable[..., int]
+_Handle: TypeAlias = Ticket | SleepingHandle
+_Entry: TypeAlias = Callable[..., _Handle]
 
 
 def _additions() -> dict[str, _Entry]:
@@ -176,15 +207,15 @@ class _Arguments(NamedTuple):
     postscale: float
 
 
-def _allreduce(tensor: Payload, _output: Payload, *rest: object) -> int:
+def _allreduce(tensor: Payload, _output: Payload, *rest: object) -> _Handle:
     return _launch((tensor,), _Arguments._make(rest[: len(_Arguments._fields)]), grouped=False)
 
 
-def _grouped_allreduce(tensors: Sequence[Payload], _outputs: Sequence[Payload], *rest: object) -> int:
+def _grouped_allreduce(tensors: Sequence[Payload], _outputs: Sequence[Payload], *rest: object) -> _Handle:
     return _launch(tuple(tensors), _Arguments._make(rest[: len(_Arguments._fields)]), grouped=True)
 
 
-def _launch(payloads: tuple[Payload, ...], call: _Arguments, *, grouped: bool) -> int:
+def _launch(payloads: tuple[Payload, ...], call: _Arguments, *, grouped: bool) -> _Handle:
     return _owner(payloads)._launch(_request(payloads, call, sys._getframe(2), grouped=grouped))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import TypedDict
@@ -17,8 +15,8 @@ from ..backends.announce import announce
 from ..backends.statistics import merge
 from ..compressors import Compressor, TensorMeta, with_defaults, without_memory
 from ..compressors.errors import UsageError
-from ._host import hvd, mpi_ops
-from ._seam import Payload, Request, Ticket, install
+from ._host import hvd
+from ._seam import Payload, Request, SleepingHandle, Ticket, install
 from .session import Session, meta_of
 from .transport import HorovodTransport
 
@@ -93,7 +91,7 @@ class Compression:
             raise UsageError("decompress() got a payload that was never submitted to Horovod")
         return payload.take()
 
-    def _launch(self, request: Request) -> int:
+    def _launch(self, request: Request) -> Ticket | SleepingHandle:
         with self._lock:
             return (
                 self._serve_call(request)
@@ -103,19 +101,28 @@ class Compression:
 
     # An optimizer's gradients.
 
-    def _serve_optimizer(self, request: Request, optimizer: torch.optim.Optimizer) -> int:
+    def _serve_optimizer(self, request: Request, optimizer: torch.optim.Optimizer) -> Ticket | SleepingHandle:
+        session = self._optimizer_session(request, optimizer)
+        names = [optimizer._parameter_names[parameter] for parameter in request.parameters]
+        again = request.from_synchronize and optimizer._synchronized
+        if again and session.is_reduced(names[0], request.parameters[0].grad):
+            # step() after synchronize(): the gradient is a mean already, maybe clipped; reducing it again would
+            # move the residuals a second time
+            return _pass_through(request.payloads[0])
+        for name, payload, parameter in zip(names, request.payloads, request.parameters, strict=True):
+            session.submit(name, payload.tensor, donate=True)
+            session.note_reduced(name, parameter.grad)
+            payload.take = partial(session.take, name, _scale(request, session))
+        return session.handle(names[0]) if request.grouped else Ticket.of(request.payloads[0])
+
+    def _optimizer_session(self, request: Request, optimizer: torch.optim.Optimizer) -> Session:
         session = self._of_optimizers.get(optimizer)
         if session is None or not session.transport.current:
             session = self._of_optimizers[optimizer] = self._open_optimizer(request, optimizer)
-        if request.from_synchronize and optimizer._synchronized and not session.in_step:
-            # step() after synchronize(): the gradients are means already, maybe clipped; reducing them again would
-            # move the residuals a second time
-            return _pass_through(request.payloads[0])
-        names = [optimizer._parameter_names[parameter] for parameter in request.parameters]
-        for name, payload in zip(names, request.payloads, strict=True):
-            session.submit(name, payload.tensor, donate=True)
-            payload.take = partial(session.take, name, _scale(request, session))
-        return session.handle(names[0]) if request.grouped else Ticket.of(request.payloads[0])
+        if session.in_step and session.handles is not optimizer._handles:
+            session.abandon()  # load_state_dict() has dropped the open handles
+        session.handles = optimizer._handles
+        return session
 
     def _open_optimizer(self, request: Request, optimizer: torch.optim.Optimizer) -> Session:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p in optimizer._requires_update]
@@ -128,7 +135,7 @@ class Compression:
 
     # Calls such as hvd.allreduce.
 
-    def _serve_call(self, request: Request) -> int:
+    def _serve_call(self, request: Request) -> Ticket | SleepingHandle:
         names = (
             [request.name or "unnamed"]
             if not request.grouped
@@ -146,7 +153,7 @@ class Compression:
         session = self._of_calls.get(key)
         if session is None or not session.transport.current:
             compressor = self.compressor if request.name is not None else self._memoryless()
-            session = self._of_calls[key] = self._open(request, "call", metas, compressor)
+            session = self._of_calls[key] = self._open(request, f"call.{request.name or 'unnamed'}", metas, compressor)
             session.expect(metas, [[meta.name for meta in metas]], wait=True)
         return session
 
@@ -167,8 +174,8 @@ class Compression:
         def make_reducer(transport: HorovodTransport, name: str) -> GradientReducer:
             return GradientReducer(compressor, transport, name=name, **self._options)
 
-        name = _unique_name(f"gradwire.{kind}", metas, request.process_set)
-        return Session(make_reducer, request.process_set, name, [meta.name for meta in metas])
+        kind = f"gradwire.{request.process_set.process_set_id}.{kind}"
+        return Session(make_reducer, request.process_set, kind, [meta.name for meta in metas])
 
 
 def _scale(request: Request, session: Session) -> float:
@@ -179,21 +186,3 @@ def _scale(request: Request, session: Session) -> float:
 def _pass_through(payload: Payload) -> Ticket:
     payload.take = lambda: payload.tensor
     return Ticket.of(payload)
-
-
-#: how many sessions there are of each name, since the last hvd.init()
-_sessions_by_name: tuple[object, Counter[str]] = (None, Counter())
-
-
-def _unique_name(kind: str, metas: Sequence[TensorMeta], process_set: hvd.ProcessSet) -> str:
-    """Equal on all ranks, whatever other sessions each of them has: a digest of the tensors, and a serial number
-    among sessions with the same tensors.
-    """
-    global _sessions_by_name  # noqa: PLW0603 - Horovod's names are global to the process as well
-    if _sessions_by_name[0] is not mpi_ops._handle_map:
-        _sessions_by_name = (mpi_ops._handle_map, Counter())
-    digest = hashlib.sha256(f"{metas} {process_set.ranks}".encode()).hexdigest()[:12]
-    name = f"{kind}.{digest}"
-    number = _sessions_by_name[1][name]
-    _sessions_by_name[1][name] += 1
-    return f"{name}.{number}"

@@ -7,14 +7,18 @@ per group, so each group is a bucket.
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import torch
 
 from ..backends import GradientReducer, Statistics
 from ..backends.statistics import merge
 from ..compressors import TensorMeta
-from ._host import hvd
+from ._host import hvd, mpi_ops
+from ._seam import SleepingHandle
 from .transport import HorovodTransport, HorovodWork
 
 __all__ = ["Session"]
@@ -26,7 +30,8 @@ class Session:
     Args:
         make_reducer: makes a reducer over a transport, under a name, with the user's options.
         process_set: the ranks.
-        name: prefix of all collectives' names; equal on all ranks.
+        kind: prefix of all collectives' names, which a number makes unique. Ranks must first use sessions of one kind
+            in the same order; what counts is the first wait (with groups: the first gradient).
         order: the tensors' names in the order in which backward is expected to produce them.
     """
 
@@ -34,17 +39,24 @@ class Session:
         self,
         make_reducer: Callable[[HorovodTransport, str], GradientReducer],
         process_set: hvd.ProcessSet,
-        name: str,
+        kind: str,
         order: Sequence[str],
     ) -> None:
         self.transport = HorovodTransport(process_set)
         self._make_reducer = make_reducer
-        self._name = name
+        self._kind = kind
         self._rank_of = {tensor: number for number, tensor in enumerate(order)}
         self._reducers: list[GradientReducer] = []
         self._homes: dict[str, GradientReducer] = {}
         self._homeless: dict[str, torch.Tensor] = {}
         self._submitted: set[str] = set()
+        #: Horovod's open handles of the step
+        self.handles: object = None
+        self._reduced: dict[str, weakref.ref[torch.Tensor]] = {}
+
+    @cached_property
+    def _name(self) -> str:
+        return _numbered(self._kind)
 
     @property
     def in_step(self) -> bool:
@@ -66,7 +78,7 @@ class Session:
     def submit(self, name: str, grad: torch.Tensor, *, donate: bool) -> None:
         """Hand over a gradient. A name that comes twice means that Horovod dropped the step before."""
         if name in self._submitted:
-            self._abandon()
+            self.abandon()
         self._submitted.add(name)
         home = self._homes.get(name)
         if home is None:
@@ -83,15 +95,25 @@ class Session:
             self._submitted.clear()
         return self._homes[name].wait(name, scale)
 
-    def handle(self, name: str) -> int:
+    def handle(self, name: str) -> SleepingHandle:
         """A handle for Horovod to wait for and to clear: that of the collective which carries the tensor."""
         work = self._homes[name].work(name)
         if isinstance(work, HorovodWork):
-            return work.handle
+            return SleepingHandle(work.handle, work.done)
         # one rank alone has no collective; an empty one gives a handle
-        return hvd.allreduce_async_(
-            torch.empty(0), name=f"{self._name}.alone.{name}", process_set=self.transport.process_set
+        nothing = torch.empty(0)
+        handle = hvd.allreduce_async_(
+            nothing, name=f"{self._name}.alone.{name}", process_set=self.transport.process_set
         )
+        return SleepingHandle(handle, partial(hvd.poll, handle))
+
+    def note_reduced(self, name: str, grad: torch.Tensor) -> None:
+        """This object will hold the mean."""
+        self._reduced[name] = weakref.ref(grad)
+
+    def is_reduced(self, name: str, grad: torch.Tensor) -> bool:
+        """Whether this object holds a mean, and no new step has begun."""
+        return not self.in_step and name in self._reduced and self._reduced[name]() is grad
 
     def _house(self) -> None:
         """Give what came for the first time a reducer, and start it."""
@@ -103,7 +125,8 @@ class Session:
         for name, grad in grads.items():
             self._homes[name].ready(name, grad, donate=True)
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Drop the open step; all ranks must do so."""
         self._homeless = {}
         self._submitted.clear()
         for reducer in self._reducers:
@@ -113,3 +136,16 @@ class Session:
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
     """What all ranks know about a tensor."""
     return TensorMeta(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype)
+
+
+#: how many sessions there are of each kind, since the last hvd.init()
+_sessions_by_kind: tuple[object, Counter[str]] = (None, Counter())
+
+
+def _numbered(kind: str) -> str:
+    global _sessions_by_kind  # noqa: PLW0603 - Horovod's names are global to the process as well
+    if _sessions_by_kind[0] is not mpi_ops._handle_map:
+        _sessions_by_kind = (mpi_ops._handle_map, Counter())
+    counter = _sessions_by_kind[1]
+    counter[kind] += 1
+    return f"{kind}.{counter[kind] - 1}"

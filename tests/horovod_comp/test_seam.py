@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from gradwire.compressors.errors import UnsupportedError, UsageError
 from gradwire.horovod_comp._host import missing_names, require
-from gradwire.horovod_comp._seam import Payload, Request, Ticket, install
+from gradwire.horovod_comp._seam import Payload, Request, SleepingHandle, Ticket, install
 from horovod.torch import mpi_ops
 from horovod.torch.optimizer import _DistributedOptimizer
 
@@ -32,11 +33,12 @@ class Recorder:
         assert isinstance(payload, Payload)
         return payload.tensor
 
-    def _launch(self, request: Request) -> int:
+    def _launch(self, request: Request) -> Ticket | SleepingHandle:
         self.requests.append(request)
         if request.optimizer is not None and not request.grouped:
             return Ticket.of(request.payloads[0])
-        return mpi_ops.allreduce_async_(torch.zeros(1), name=f"recorder.{request.name}")
+        handle = mpi_ops.allreduce_async_(torch.zeros(1), name=f"recorder.{request.name}")
+        return SleepingHandle(handle, partial(mpi_ops.poll, handle))
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +133,22 @@ def test_tickets_are_unique_and_never_a_handle_of_horovod(recorder: Recorder) ->
     assert [ticket() for ticket in tickets] == payloads
 
 
+def test_a_sleeping_handle_is_the_handle_once_the_collective_is_done(hvd: ModuleType) -> None:
+    handle = hvd.allreduce_async_(torch.ones(2), name="asleep")
+    looked: list[bool] = []
+
+    def done() -> bool:
+        looked.append(hvd.poll(handle))
+        return looked[-1] and len(looked) > 3
+
+    sleeping = SleepingHandle(handle, done)
+    assert sleeping in mpi_ops._handle_map
+    assert looked == []
+    assert hvd.synchronize(sleeping).tolist() == [1.0, 1.0]
+    assert len(looked) > 3
+    assert handle not in mpi_ops._handle_map
+
+
 # Functions: hvd.allreduce and hvd.grouped_allreduce.
 
 
@@ -176,7 +194,7 @@ def test_a_group_of_mixed_origin_is_refused(hvd: ModuleType, recorder: Recorder,
 
 def test_a_runtime_error_of_a_launch_becomes_horovods_own(hvd: ModuleType) -> None:
     class Failing(Recorder):
-        def _launch(self, request: Request) -> int:
+        def _launch(self, request: Request) -> Ticket | SleepingHandle:
             raise RuntimeError(f"no {request.name}")
 
     with pytest.raises(hvd.HorovodInternalError, match="no x"):
@@ -254,7 +272,7 @@ def test_a_call_from_within_a_hook_is_not_the_optimizers(step: Step, hvd: Module
     inner = Recorder()
 
     class Outer(Recorder):
-        def _launch(self, request: Request) -> int:
+        def _launch(self, request: Request) -> Ticket | SleepingHandle:
             hvd.allreduce(torch.ones(1), name=f"inner.{request.name}", compression=inner)
             return super()._launch(request)
 

@@ -13,7 +13,7 @@ from ..compressors.errors import MissingDependencyError, UnsupportedError
 try:
     import horovod
     import horovod.torch as hvd
-    from horovod.torch import mpi_ops
+    import horovod.torch.mpi_ops as mpi_ops  # noqa: PLR0402  (the other form is lost on pyright, in an import cycle)
     from horovod.torch.optimizer import _DistributedOptimizer
 except ImportError as error:
     raise MissingDependencyError("horovod", "horovod", "gradwire.horovod_comp") from error

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from gradwire import Compressor, TensorMeta
+from gradwire import (
+    BF16,
+    FP16,
+    Compressor,
+    ErrorFeedback,
+    Int8,
+    NoCompression,
+    OneBit,
+    RandomK,
+    SizePolicy,
+    TensorMeta,
+    TopK,
+    with_defaults,
+)
 from gradwire.backends import GradientReducer, Transport, run_ranks
 
 Shapes = Mapping[str, tuple[int, ...]]
+States = tuple[dict[str, dict[str, torch.Tensor]], dict[str, dict[str, torch.Tensor]]]
+
+SHAPES: Shapes = {"w1": (40, 37), "b1": (37,), "w2": (33, 64), "scalar": (), "nothing": (0, 4), "w3": (5, 7, 3)}
+COMPRESSORS: list[Compressor] = [
+    NoCompression(),
+    FP16(),
+    BF16(),
+    TopK(ratio=0.1),
+    ErrorFeedback(TopK(ratio=0.05, values=FP16())),
+    RandomK(ratio=0.1),
+    RandomK(ratio=0.1, error_feedback=False),
+    OneBit(),
+    OneBit(block=64, scale="l2"),
+    Int8(),
+    Int8(block=32, stochastic=True),
+    SizePolicy(ErrorFeedback(OneBit()), min_numel=0, min_ndim=0),
+]
 
 
 def metas(shapes: Shapes, dtype: torch.dtype = torch.float32) -> list[TensorMeta]:
@@ -80,3 +112,28 @@ def assert_ranks_equal(results: Sequence[Sequence[Mapping[str, torch.Tensor]]]) 
 
 def bits(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def ids(compressor: object) -> str:
+    return repr(compressor).replace(" ", "")
+
+
+def copy_states(reducer: GradientReducer) -> States:
+    """Residuals and all else that a reducer keeps between steps, of this rank and of its shards."""
+    return copy.deepcopy(reducer._states), copy.deepcopy(reducer._servers)
+
+
+def assert_states_equal(actual: States, expected: States) -> None:
+    """Bitwise, entry by entry."""
+    for here, there in zip(actual, expected, strict=True):
+        assert here.keys() == there.keys()
+        for name in here:
+            assert {key: bits(value) for key, value in here[name].items()} == {
+                key: bits(value) for key, value in there[name].items()
+            }, name
+
+
+def everything(compressor: Compressor) -> Compressor:
+    """The codec as a reducer would wrap it, but for tensors of every size."""
+    codec = with_defaults(compressor)
+    return replace(codec, min_numel=0, min_ndim=0) if isinstance(codec, SizePolicy) else codec

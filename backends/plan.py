@@ -109,7 +109,9 @@ class Planner:
     def _lane(self, slot: Slot) -> Lane:
         dtype = slot.codec.wire_dtype(slot.meta)
         can_add = slot.codec.summable(slot.meta) and dtype in self._transport.sum_dtypes
-        if can_add and self._exchange in ("auto", "all_reduce"):
+        # A 16-bit sum is rounded on the wire, where no residual sees it.
+        loses = dtype.itemsize < 4 and bool(slot.codec.elementwise_state)
+        if can_add and (self._exchange == "all_reduce" or (self._exchange == "auto" and not loses)):
             return Lane("all_reduce", dtype)
         if self._exchange in ("gather", "two_phase"):
             return Lane(self._exchange)

@@ -1,0 +1,119 @@
+"""What a step keeps: one fp32 residual per tensor and nothing else of the model's size."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from gradwire import Compressor, Int8, OneBit, RandomK, TopK
+from gradwire.backends import GradientReducer, Transport, run_ranks
+from gradwire.compressors.memory import RESIDUAL
+from support.reducing import gradient, ids, metas
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SHAPE = (256, 1024)
+NBYTES = 4 * 256 * 1024
+CODECS: list[Compressor] = [TopK(ratio=0.01), OneBit(), Int8(), RandomK(ratio=0.01)]
+
+
+def play(reducer: GradientReducer, step: int) -> torch.Tensor:
+    reducer.ready("w", gradient("w", SHAPE, reducer.transport.rank, step), donate=True)
+    return reducer.wait("w")
+
+
+@pytest.mark.parametrize("exchange", ["gather", "two_phase"])
+@pytest.mark.parametrize("compressor", CODECS, ids=ids)
+def test_gradient_residual_and_mean_swap_their_storages(compressor: Compressor, exchange: str) -> None:
+    """The given-away gradient becomes the residual; the old residual's storage receives the mean."""
+
+    def rank_main(transport: Transport) -> None:
+        reducer = GradientReducer(compressor, transport, exchange=exchange)
+        reducer.register(metas({"w": SHAPE}))
+        play(reducer, 0)
+        for step in (1, 2, 3):
+            old = reducer._states["w"][RESIDUAL].data_ptr()
+            grad = gradient("w", SHAPE, transport.rank, step)
+            reducer.ready("w", grad, donate=True)
+            assert reducer.wait("w").data_ptr() == old
+            assert reducer._states["w"][RESIDUAL].data_ptr() == grad.data_ptr()
+
+    run_ranks(3, rank_main)
+
+
+def large_storages() -> int:
+    """Live storages of the gradient's size or more, whichever thread made them."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if type(found) is torch.Tensor and found.device.type == "cpu"]
+    return len({t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() >= NBYTES // 4})
+
+
+@pytest.mark.parametrize("exchange", ["gather", "two_phase"])
+@pytest.mark.parametrize("compressor", [TopK(ratio=0.01), OneBit()], ids=ids)
+def test_between_steps_one_residual_per_rank_is_alive(compressor: Compressor, exchange: str) -> None:
+    """Two-phase: and the residual of the rank's shard, which is what counts here from a quarter of the size on."""
+    world_size = 3
+    before = large_storages()
+    together = threading.Barrier(world_size, timeout=60)
+
+    def rank_main(transport: Transport) -> int:
+        reducer = GradientReducer(compressor, transport, exchange=exchange)
+        reducer.register(metas({"w": SHAPE}))
+        for step in range(3):
+            play(reducer, step)
+        together.wait()
+        alive = large_storages() if transport.rank == 0 else 0
+        together.wait()
+        assert reducer.step == 3
+        return alive
+
+    residuals = world_size * (2 if exchange == "two_phase" else 1)
+    assert run_ranks(world_size, rank_main)[0] - before == residuals
+
+
+class Allocations(TorchDispatchMode):
+    """The largest tensor that any operation of this thread made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        result = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves((args, kwargs)) if _is(t)}
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if _is(tensor) and tensor.untyped_storage().data_ptr() not in given:
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+        return result
+
+
+def _is(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+@pytest.mark.parametrize("compressor", CODECS, ids=ids)
+def test_decoding_many_ranks_makes_nothing_of_the_tensors_size(compressor: Compressor) -> None:
+    """Work goes in pieces of a fixed size, so the tensor has several: the mean needs no dense temporary per rank."""
+    shape = (1024, 1024)
+
+    def rank_main(transport: Transport) -> int:
+        reducer = GradientReducer(compressor, transport, exchange="gather")
+        reducer.register(metas({"w": shape}))
+        for step in range(2):
+            reducer.ready("w", gradient("w", shape, transport.rank, step), donate=True)
+            reducer.flush()
+            with Allocations() as allocations:
+                reducer.wait("w")
+        return allocations.largest
+
+    payload = sum(t.payload_bytes for t in statistics_of(compressor, shape))
+    for largest in run_ranks(4, rank_main):
+        assert largest <= max(4 * payload + 4096, 4 * 1024 * 1024 // 2)
+
+
+def statistics_of(compressor: Compressor, shape: tuple[int, ...]) -> tuple:
+    def rank_main(transport: Transport) -> tuple:
+        reducer = GradientReducer(compressor, transport, exchange="gather")
+        reducer.register(metas({"w": shape}))
+        return reducer.statistics.tensors
+
+    return run_ranks(2, rank_main)[0]

@@ -1,0 +1,47 @@
+"""A transport that notes what a rank hands to the one it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from gradwire.backends.transport import Transport, Work
+
+__all__ = ["Listening", "Sent"]
+
+
+class Sent(NamedTuple):
+    """A collective: its kind, its name and the bytes that this rank sends to others (an all-reduce as a ring)."""
+
+    kind: str
+    name: str
+    nbytes: int
+
+
+class Listening(Transport):
+    kind = "listening"
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.rank, self.world_size, self.ordered = inner.rank, inner.world_size, inner.ordered
+        self.sum_dtypes = inner.sum_dtypes  # type: ignore[misc]
+        self.sent: list[Sent] = []
+
+    def all_reduce(self, tensor: torch.Tensor, name: str) -> Work:
+        self.sent.append(Sent("all_reduce", name, 2 * tensor.nbytes * (self.world_size - 1) // self.world_size))
+        return self.inner.all_reduce(tensor, name)
+
+    def all_gather(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> Work:
+        self.sent.append(Sent("all_gather", name, tensor.nbytes * (self.world_size - 1)))
+        return self.inner.all_gather(tensor, sizes, name)
+
+    def all_to_all(self, tensor: torch.Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int], name: str) -> Work:
+        self.sent.append(Sent("all_to_all", name, tensor.nbytes - send_sizes[self.rank]))
+        return self.inner.all_to_all(tensor, send_sizes, recv_sizes, name)
+
+    def broadcast(self, tensor: torch.Tensor, root: int, name: str) -> Work:
+        raise AssertionError(f"{name}: a reducer broadcasts nothing")
+
+    def barrier(self, name: str, timeout: float) -> None:
+        raise AssertionError(f"{name}: a reducer needs no barrier")

@@ -148,6 +148,12 @@ def test_no_make(machine: Machine) -> None:
     assert "no make" in machine.refusal()
 
 
+def test_a_path_with_a_space(machine: Machine) -> None:
+    text = machine.refusal(GRADWIRE_VENV=str(machine.folder / "my venv"))
+    assert "has a space" in text
+    assert "remedy: GRADWIRE_VENV=" in text
+
+
 def test_a_full_disk(machine: Machine) -> None:
     machine.tool("df", "#!/usr/bin/env bash\nprintf 'head\\n/dev/x 9 9 1048576 9%% /\\n'\n")
     text = machine.refusal()

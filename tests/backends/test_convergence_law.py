@@ -54,7 +54,7 @@ def test_parameters_and_what_is_owed_follow_the_uncompressed_run(compressor: Com
             for name, grad in gradients(transport.rank, step).items():
                 reducer.ready(name, grad, donate=step % 2 == 1)
             for name, parameter in parameters.items():
-                parameter -= RATE * reducer.wait(name)
+                parameter.sub_(RATE * reducer.wait(name))
         return parameters, {name: reducer.pending(name) for name in MODEL}
 
     ranks = run_ranks(WORLD_SIZE, rank_main)
@@ -78,7 +78,7 @@ def test_compressed_descent_reaches_the_same_minimum(compressor: Compressor) -> 
             for name, parameter in parameters.items():
                 reducer.ready(name, parameter - targets[name][transport.rank])
             for name, parameter in parameters.items():
-                parameter -= 0.1 / (1 + DECAY * step) * reducer.wait(name)
+                parameter.sub_(0.1 / (1 + DECAY * step) * reducer.wait(name))
         return parameters
 
     for name, parameter in run_ranks(WORLD_SIZE, rank_main)[0].items():

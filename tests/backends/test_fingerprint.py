@@ -20,8 +20,8 @@ LIMIT = 5.0
 class Setup:
     """What a rank is set up with."""
 
-    compressor: Compressor = TopK(ratio=0.1)
-    metas: tuple[TensorMeta, ...] = tuple(metas(SHAPES))
+    compressor: Compressor = field(default_factory=lambda: TopK(ratio=0.1))
+    metas: tuple[TensorMeta, ...] = field(default_factory=lambda: tuple(metas(SHAPES)))
     groups: Sequence[Sequence[str]] = ()
     options: dict[str, Any] = field(default_factory=dict)
     step: int = 0

@@ -77,14 +77,19 @@ class Compression:
 
     # What Horovod calls.
 
-    def compress(self, tensor: torch.Tensor | None = None) -> tuple[Payload, None]:
-        """Wrap a gradient; it is encoded when Horovod submits it, for only then its name is known."""
+    def compress(self, tensor: torch.Tensor | None = None) -> tuple[Payload | torch.Tensor, None]:
+        """Wrap a gradient; it is encoded when Horovod submits it, for only then its name is known.
+
+        Whole numbers go Horovod's own way: a count must stay exact.
+        """
         if tensor is None:
             raise UsageError("compression= got a class; it takes an instance, such as TopK(ratio=0.01)")
+        if not tensor.is_floating_point():
+            return tensor, None
         return Payload(self, tensor), None
 
     def decompress(self, payload: Payload | torch.Tensor, ctx: None) -> torch.Tensor:
-        """The reduced gradient. Tensors that never were compressed (sparse ones) pass through."""
+        """The reduced gradient. Tensors that never were compressed (sparse ones, whole numbers) pass through."""
         if isinstance(payload, torch.Tensor):
             return payload
         if payload.take is None:

@@ -86,7 +86,7 @@ class GPT(nn.Module):
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """AdamW, for all compressors alike."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
+    return torch.optim.AdamW(model.parameters(), lr=5e-4, betas=(0.9, 0.99))
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
@@ -147,7 +147,7 @@ def parse_options(description: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--compression", default="topk:ratio=0.01", help="for example none, fp16, topk:ratio=0.01, onebit"
     )
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", type=Path, help="write JSON lines to this file instead of text")
     return parser.parse_args()

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `gradwire demo`."""
     parser.add_argument("--np", type=between(1, 64), default=2, metavar="N", help="ranks (default: 2)")
     parser.add_argument("--mpi", action="store_true", help="Horovod over MPI instead of Gloo")
-    parser.add_argument("--steps", type=between(1, 100_000), default=200, metavar="N", help="default: 200")
+    parser.add_argument("--steps", type=between(1, 100_000), default=250, metavar="N", help="default: 250")
     parser.add_argument("--seed", type=between(0, 2**31 - 1), default=0, metavar="N", help="default: 0")
     parser.add_argument(
         "--compression",

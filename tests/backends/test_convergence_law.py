@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradwire import BF16, FP16, Compressor, ErrorFeedback, Int8, OneBit, RandomK, TopK
+from gradwire import BF16, FP16, Compressor, Int8, OneBit, RandomK, TopK
 from gradwire.backends import GradientReducer, Transport, run_ranks
 from support.reducing import Shapes, bits, everything, gradient, ids, metas
 from support.truncating import Truncated
@@ -22,7 +22,6 @@ REMEMBERING: list[Compressor] = [
     FP16(error_feedback=True),
     BF16(error_feedback=True),
     Truncated(),
-    ErrorFeedback(TopK(ratio=0.1), decay=1.0),
 ]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+from dataclasses import dataclass
 
 import pytest
 import torch
-from gradwire import Compressor, Int8, OneBit, RandomK, TopK
+from gradwire import Compressor, Context, Int8, OneBit, RandomK, State, TensorMeta, TopK
 from gradwire.backends import GradientReducer, Transport, run_ranks
+from gradwire.backends import reducer as reducer_module
 from gradwire.compressors.memory import RESIDUAL
 from support.reducing import gradient, ids, metas
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,6 +42,44 @@ def test_gradient_residual_and_mean_swap_their_storages(compressor: Compressor, 
             assert reducer._states["w"][RESIDUAL].data_ptr() == grad.data_ptr()
 
     run_ranks(3, rank_main)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain(Compressor):
+    """Sends its residual as it stands, and hands it back; the gradient only sets it in the first step."""
+
+    @property
+    def elementwise_state(self) -> frozenset[str]:
+        return frozenset({RESIDUAL})
+
+    def nbytes(self, meta: TensorMeta) -> int:
+        return meta.raw_bytes
+
+    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
+        kept = state.get(RESIDUAL, flat.clone())
+        payload.view(torch.float32).copy_(kept)
+        return {RESIDUAL: kept}
+
+    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        out.add_(payload.view(torch.float32), alpha=weight)
+
+
+def test_a_residual_handed_back_unchanged_is_not_overwritten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reducer_module, "with_defaults", lambda compressor: compressor)  # it would travel dense
+
+    def rank_main(transport: Transport) -> torch.Tensor:
+        reducer = GradientReducer(Drain(), transport)
+        reducer.register(metas({"w": (8,)}))
+        for _ in range(3):
+            reducer.ready("w", torch.full((8,), 1.0 + transport.rank))
+            assert reducer.wait("w").tolist() == [1.5] * 8
+        return reducer._states["w"][RESIDUAL]
+
+    first, second = run_ranks(2, rank_main)
+    assert first.tolist() == [1.0] * 8
+    assert second.tolist() == [2.0] * 8
 
 
 def large_storages() -> int:

@@ -58,7 +58,9 @@ DIFFERENCES: dict[str, tuple[Setup, str, str]] = {
 }
 
 
-def texts_of(setups: Sequence[Setup], provoke: Callable[[Setup, Transport], object]) -> list[str]:
+def texts_of(
+    setups: Sequence[Setup], provoke: Callable[[Setup, Transport], object], *, ordered: bool = False
+) -> list[str]:
     """The text of every rank's MismatchError."""
 
     def rank_main(transport: LocalTransport) -> str:
@@ -66,7 +68,7 @@ def texts_of(setups: Sequence[Setup], provoke: Callable[[Setup, Transport], obje
             provoke(setups[transport.rank], transport)
         return str(caught.value)
 
-    return run_ranks(len(setups), rank_main, timeout=30, ordered=False)
+    return run_ranks(len(setups), rank_main, timeout=30, ordered=ordered)
 
 
 @pytest.mark.parametrize("setups", [(0, 1), (1, 0), (0, 0, 1), (0, 1, 0)], ids=str)
@@ -145,7 +147,7 @@ def test_two_unchecked_additions_of_different_size_are_compared_in_their_order()
         reducer.register(metas({"more": (7, 7)}), wait=False)
         one_step(reducer, {**SHAPES, "more": (7, 7)}, 0)
 
-    first, second = texts_of([STANDARD, DIFFERENCES["groups"][0]], provoke)
+    first, second = texts_of([STANDARD, DIFFERENCES["groups"][0]], provoke, ordered=True)
     assert first == second
     assert "more" not in first
 

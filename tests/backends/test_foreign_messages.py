@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from gradwire import PayloadError, TopK
 from gradwire.backends import GradientReducer, Transport, run_ranks
+from support.listening import Listening
 from support.reducing import SHAPES, assert_states_equal, copy_states, metas, one_step
 
 
@@ -14,13 +15,15 @@ def test_a_rank_in_another_step(exchange: str, world_size: int) -> None:
     """Several buckets: all of them are finished before the error is raised, so that the next step is a clean one."""
 
     def rank_main(transport: Transport) -> str:
-        reducer = GradientReducer(TopK(ratio=0.1), transport, exchange=exchange, bucket_bytes=3000, timeout=10.0)
+        listening = Listening(transport)
+        reducer = GradientReducer(TopK(ratio=0.1), listening, exchange=exchange, bucket_bytes=3000, timeout=10.0)
         reducer.register(metas(SHAPES))
         one_step(reducer, SHAPES, 0)
         before = copy_states(reducer)
         reducer.step = 7 if transport.rank == 1 else 1
         with pytest.raises(PayloadError) as caught:
             one_step(reducer, SHAPES, 1)
+        assert not listening.open
         assert_states_equal(copy_states(reducer), before)
         reducer.step = 1
         one_step(reducer, SHAPES, 1)

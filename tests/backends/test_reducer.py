@@ -39,18 +39,14 @@ def test_ranks_end_bitwise_equal_by_any_exchange(compressor: Compressor, exchang
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_without_compression_the_mean_is_exact(world_size: int, dtype: torch.dtype) -> None:
+    near = 4 * torch.finfo(dtype).eps
     for step, means in enumerate(run_steps(NoCompression(), SHAPES, world_size, dtype=dtype)[0]):
         for name, shape in SHAPES.items():
             assert means[name].dtype == dtype
             assert means[name].shape == shape
             torch.testing.assert_close(
-                means[name].double(), exact_mean(name, shape, world_size, step, dtype), **tolerance(dtype)
+                means[name].double(), exact_mean(name, shape, world_size, step, dtype), rtol=near, atol=near
             )
-
-
-def tolerance(dtype: torch.dtype) -> dict[str, float]:
-    eps = torch.finfo(dtype).eps
-    return {"rtol": 4 * eps, "atol": 4 * eps}
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=ids)

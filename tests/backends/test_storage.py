@@ -13,6 +13,7 @@ from gradwire.backends import GradientReducer, Transport, run_ranks
 from gradwire.backends import reducer as reducer_module
 from gradwire.compressors.memory import RESIDUAL
 from support.reducing import gradient, ids, metas
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SHAPE = (256, 1024)
@@ -119,8 +120,8 @@ class Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
         result = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves((args, kwargs)) if _is(t)}
-        for tensor in torch.utils._pytree.tree_leaves(result):
+        given = {t.untyped_storage().data_ptr() for t in _pytree.tree_leaves((args, kwargs)) if _is(t)}
+        for tensor in _pytree.tree_leaves(result):
             if _is(tensor) and tensor.untyped_storage().data_ptr() not in given:
                 self.largest = max(self.largest, tensor.untyped_storage().nbytes())
         return result
@@ -138,10 +139,11 @@ def test_decoding_many_ranks_makes_nothing_of_the_tensors_size(compressor: Compr
     def rank_main(transport: Transport) -> int:
         reducer = GradientReducer(compressor, transport, exchange="gather")
         reducer.register(metas({"w": shape}))
+        allocations = Allocations()
         for step in range(2):
             reducer.ready("w", gradient("w", shape, transport.rank, step), donate=True)
             reducer.flush()
-            with Allocations() as allocations:
+            with allocations:
                 reducer.wait("w")
         return allocations.largest
 

@@ -127,6 +127,21 @@ def test_the_account_of_steps() -> None:
     run_ranks(2, rank_main)
 
 
+def test_a_step_that_begins_with_flush_is_counted_once_too() -> None:
+    """Means of the step before were left untaken, and nobody looked at the account in between."""
+
+    def rank_main(transport: Transport) -> None:
+        reducer = GradientReducer(TopK(ratio=0.1), transport)
+        reducer.register(metas(SHAPES))
+        for _ in range(3):
+            reducer.flush()
+            reducer.wait("w1")
+        statistics = reducer.statistics
+        assert statistics.total.sent_bytes == 3 * statistics.last.sent_bytes > 0
+
+    run_ranks(2, rank_main)
+
+
 @pytest.mark.parametrize(
     ("compressor", "world_size", "summary", "reasons"),
     [

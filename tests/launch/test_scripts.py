@@ -106,7 +106,7 @@ def test_a_stage_that_fails_without_a_count_is_one_failure(clone: Clone) -> None
 
 def test_a_stage_that_does_not_end_is_stopped(clone: Clone) -> None:
     script = clone.folder / "launch" / "test"
-    script.write_text(script.read_text().replace("stage unit 600 ", "stage unit 1 "))
+    script.write_text(script.read_text().replace("stage unit 900 ", "stage unit 1 "))
     clone.tool("venv/bin/python", "sleep 600")
     status, lines = clone.test("unit")
     assert (status, lines[-1]) == (1, "0 passed, 1 failed")

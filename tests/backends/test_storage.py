@@ -143,6 +143,7 @@ def test_decoding_many_ranks_makes_nothing_of_the_tensors_size(compressor: Compr
         for step in range(2):
             reducer.ready("w", gradient("w", shape, transport.rank, step), donate=True)
             reducer.flush()
+            allocations.largest = 0  # the first step has no old residual whose storage could serve
             with allocations:
                 reducer.wait("w")
         return allocations.largest

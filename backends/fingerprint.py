@@ -12,56 +12,45 @@ from collections.abc import Sequence
 import torch
 
 from ..compressors.errors import MismatchError
-from .transport import Transport, Work
+from .transport import Transport
 
-__all__ = ["Fingerprint"]
+__all__ = ["agree"]
 
 #: A description longer than this is cut; the difference is then reported as lying behind the cut.
 LIMIT = 1 << 20
 
 
-class Fingerprint:
-    """A description in lines of text, being compared over all ranks; a collective operation.
+def agree(lines: Sequence[str], transport: Transport, name: str, timeout: float) -> bytes:
+    """Compare a description over all ranks; a collective operation.
 
     Args:
         lines: one fact per line, `what: value`; a fact that is the same on all ranks stands on the same line.
         transport: the ranks to agree with.
         name: prefix of the collectives' names.
+        timeout: seconds that a collective may take.
+
+    Returns:
+        The description's digest.
+
+    Raises:
+        MismatchError: on every rank, with the first difference and both values.
     """
+    text = "\n".join(lines).encode()
+    digest = hashlib.sha256(text).digest()
+    sizes = [len(digest)] * transport.world_size
+    digests = transport.all_gather(_bytes(digest), sizes, f"{name}.fingerprint").wait(timeout).view(len(sizes), -1)
+    if bool((digests != digests[0]).any()):
+        raise MismatchError(first_difference(_descriptions(text[:LIMIT], transport, name, timeout)))
+    return digest
 
-    def __init__(self, lines: Sequence[str], transport: Transport, name: str) -> None:
-        self._text = "\n".join(lines).encode()[:LIMIT]
-        self._transport = transport
-        self._name = name
-        self.digest = hashlib.sha256("\n".join(lines).encode()).digest()
-        self._difference: str | None = None
-        self._work: Work | None = transport.all_gather(
-            _bytes(self.digest), [len(self.digest)] * transport.world_size, f"{name}.fingerprint"
-        )
 
-    def verify(self, timeout: float) -> None:
-        """Return if all ranks gave the same description. A difference stays one.
-
-        Raises:
-            MismatchError: on every rank, with the first difference and both values.
-        """
-        if self._work is not None:
-            digests = self._work.wait(timeout).view(self._transport.world_size, -1)
-            self._work = None
-            if bool((digests != digests[0]).any()):
-                self._difference = "ranks disagree, and did not come to say about what"
-                self._difference = first_difference(self._descriptions(timeout))
-        if self._difference is not None:
-            raise MismatchError(self._difference)
-
-    def _descriptions(self, timeout: float) -> list[list[str]]:
-        world = self._transport.world_size
-        length = torch.tensor([len(self._text)]).view(torch.uint8)
-        gathered = self._transport.all_gather(length, [8] * world, f"{self._name}.fingerprint.sizes").wait(timeout)
-        sizes = [min(size, LIMIT) for size in gathered.contiguous().view(torch.int64).tolist()]
-        texts = self._transport.all_gather(_bytes(self._text), sizes, f"{self._name}.fingerprint.texts").wait(timeout)
-        parts = texts.split(sizes)
-        return [bytes(part.tolist()).decode(errors="replace").split("\n") for part in parts]
+def _descriptions(text: bytes, transport: Transport, name: str, timeout: float) -> list[list[str]]:
+    """Every rank's lines."""
+    length = torch.tensor([len(text)]).view(torch.uint8)
+    lengths = transport.all_gather(length, [8] * transport.world_size, f"{name}.fingerprint.sizes").wait(timeout)
+    sizes = [min(size, LIMIT) for size in lengths.contiguous().view(torch.int64).tolist()]
+    texts = transport.all_gather(_bytes(text), sizes, f"{name}.fingerprint.texts").wait(timeout)
+    return [bytes(part.tolist()).decode(errors="replace").split("\n") for part in texts.split(sizes)]
 
 
 def first_difference(descriptions: list[list[str]]) -> str:

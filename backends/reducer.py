@@ -92,14 +92,14 @@ class GradientReducer:
 
     # Before the first step.
 
-    def register(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]] = (), *, wait: bool = True) -> None:
-        """Announce tensors; a collective operation. May be called again for further tensors, between steps.
+    def register(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]] = ()) -> None:
+        """Announce tensors; a collective operation: returns when all ranks are known to have announced the same.
+
+        May be called again for further tensors, between steps.
 
         Args:
             metas: equal on all ranks, in the order in which backward is expected to produce them.
             groups: lists of names; each list gets buckets of its own, the remaining tensors share theirs.
-            wait: check at once that all ranks registered the same; otherwise the first `wait` of a step does, and
-                nothing is exchanged until then: collectives on which ranks disagree may abort the process.
 
         Raises:
             UsageError: a name is registered or grouped twice, or unknown; or a step is under way.
@@ -109,9 +109,7 @@ class GradientReducer:
             if self.in_step:
                 raise UsageError("tensors can only be registered between steps: call wait() or abandon() first")
             first = not self._registry.metas
-            self._registry.add(metas, groups, self.step)
-            if wait:
-                self._registry.verify(self._timeout)
+            self._registry.add(metas, groups, step=self.step, timeout=self._timeout)
             if first and self.transport.rank == 0:
                 announce(self._announcement())
 
@@ -165,18 +163,16 @@ class GradientReducer:
             if self._arriving.has(place):
                 raise UsageError(f"gradient {name!r} is ready already: call wait() or abandon() before the next step")
             self._arriving.put(place, self._source(name, grad.detach(), donated=donate))
-            if self._registry.verified:
-                with self._breaking():
-                    self._arriving.launch(place.bucket)
+            with self._breaking():
+                self._arriving.launch(place.bucket)
 
     def flush(self) -> None:
         """Count missing gradients as zeros and start every exchange that has not started."""
         with self._lock:
             self._arriving = self._arriving or self._begin()
             self._arriving.fill(self._zeros)
-            if self._registry.verified:
-                with self._breaking():
-                    self._arriving.launch_all()
+            with self._breaking():
+                self._arriving.launch_all()
 
     def wait(self, name: str, scale: float = 1.0) -> torch.Tensor:
         """The mean of a gradient over the ranks, times `scale`, in the gradient's shape and dtype; once per step.
@@ -236,7 +232,6 @@ class GradientReducer:
         """End the open step on all ranks. Whatever happens, the next `ready` begins a new one."""
         self.flush()
         step, self._arriving = self._arriving or self._begin(), None
-        self._registry.verify(self._timeout)
         with self._breaking():
             step.settle(self._timeout)
         return step

@@ -10,7 +10,7 @@ from ..compressors import NoCompression, TensorMeta
 from ..compressors.errors import UsageError
 from .all_reduce import AllReduce
 from .exchange import Exchange
-from .fingerprint import Fingerprint
+from .fingerprint import agree
 from .gather import Gather
 from .identity import Identity
 from .plan import Bucket, Planner, Slot
@@ -50,37 +50,22 @@ class Registry:
         self._transport = transport
         self._prefix = prefix
         self._facts = list(facts)
-        self._unverified: list[Fingerprint] = []
-        self._additions = 0
         self.metas: dict[str, TensorMeta] = {}
         self.places: dict[str, Place] = {}
         self.exchanges: list[Exchange] = []
 
-    def add(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], step: int) -> None:
-        """Plan buckets for further tensors and start to compare notes with the other ranks."""
+    def add(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], *, step: int, timeout: float) -> None:
+        """Plan buckets for further tensors, once all ranks are known to plan the same."""
         grouped = _grouped(metas, groups, self.metas)
         buckets = self._planner.buckets(grouped, self._prefix, first=len(self.exchanges))
-        self.metas.update({meta.name: meta for meta in metas})
         lines = [*self._facts, f"step {step}", *(describe(slot, bucket) for bucket in buckets for slot in bucket.slots)]
-        fingerprint = Fingerprint(lines, self._transport, f"{self._prefix}.{self._additions}")
-        self._additions += 1
-        self._unverified.append(fingerprint)
+        digest = agree(lines, self._transport, f"{self._prefix}.{len(self.exchanges)}", timeout)
+        self.metas.update({meta.name: meta for meta in metas})
         for bucket in buckets:
-            self._append(bucket, fingerprint.digest)
+            self._append(bucket, digest)
         guarded = any(not isinstance(slot.codec, NoCompression) for slot in self.slots())
         for exchange in self.exchanges:
             exchange.guarded = guarded
-
-    @property
-    def verified(self) -> bool:
-        """Whether all ranks are known to have added the same."""
-        return not self._unverified
-
-    def verify(self, timeout: float) -> None:
-        """Raise `MismatchError` on every rank if they did not all add the same."""
-        for fingerprint in self._unverified:
-            fingerprint.verify(timeout)
-        self._unverified.clear()
 
     def slot(self, name: str) -> Slot:
         place = self.places[name]

@@ -135,7 +135,7 @@ class Compression:
         session = self._open(request, "optimizer", list(metas.values()), self.compressor)
         if optimizer._groups is not None:
             groups = {optimizer._p_to_group[p]: None for p in metas}
-            session.expect(list(metas.values()), [[metas[p].name for p in group] for group in groups], wait=True)
+            session.expect(list(metas.values()), [[metas[p].name for p in group] for group in groups])
         return session
 
     # Calls such as hvd.allreduce.
@@ -159,7 +159,7 @@ class Compression:
         if session is None or not session.transport.current:
             compressor = self.compressor if request.name is not None else self._memoryless()
             session = self._of_calls[key] = self._open(request, f"call.{request.name or 'unnamed'}", metas, compressor)
-            session.expect(metas, [[meta.name for meta in metas]], wait=True)
+            session.expect(metas, [[meta.name for meta in metas]])
         return session
 
     def _memoryless(self) -> Compressor:

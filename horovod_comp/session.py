@@ -68,10 +68,10 @@ class Session:
         """The account of all reducers."""
         return merge([reducer.statistics for reducer in self._reducers])
 
-    def expect(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], *, wait: bool) -> None:
-        """Tensors that will be submitted, group by group. `wait`: ranks compare notes now, not in the first step."""
+    def expect(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]]) -> None:
+        """Tensors that will be submitted, group by group. The ranks compare notes at once."""
         reducer = self._make_reducer(self.transport, f"{self._name}.{len(self._reducers)}")
-        reducer.register(metas, groups, wait=wait)
+        reducer.register(metas, groups)
         self._reducers.append(reducer)
         self._homes.update(dict.fromkeys((meta.name for meta in metas), reducer))
 
@@ -121,7 +121,7 @@ class Session:
             return
         grads = dict(sorted(self._homeless.items(), key=lambda item: self._rank_of.get(item[0], len(self._rank_of))))
         self._homeless = {}
-        self.expect([meta_of(name, grad) for name, grad in grads.items()], [], wait=True)
+        self.expect([meta_of(name, grad) for name, grad in grads.items()], [])
         for name, grad in grads.items():
             self._homes[name].ready(name, grad, donate=True)
 

@@ -26,10 +26,10 @@ class Setup:
     options: dict[str, Any] = field(default_factory=dict)
     step: int = 0
 
-    def register(self, transport: Transport, *, wait: bool) -> GradientReducer:
+    def register(self, transport: Transport) -> GradientReducer:
         reducer = GradientReducer(self.compressor, transport, timeout=LIMIT, **self.options)
         reducer.step = self.step
-        reducer.register(self.metas, self.groups, wait=wait)
+        reducer.register(self.metas, self.groups)
         return reducer
 
     def another_first(self, **changes: Any) -> Setup:
@@ -76,7 +76,7 @@ def texts_of(
 def test_every_rank_names_the_difference(difference: str, setups: Sequence[int]) -> None:
     other, here, there = DIFFERENCES[difference]
     texts = texts_of(
-        [(STANDARD, other)[number] for number in setups], lambda setup, transport: setup.register(transport, wait=True)
+        [(STANDARD, other)[number] for number in setups], lambda setup, transport: setup.register(transport)
     )
     assert len(set(texts)) == 1
     assert here in texts[0]
@@ -84,33 +84,17 @@ def test_every_rank_names_the_difference(difference: str, setups: Sequence[int])
     assert f"rank {setups.index(1) or 1} has" in texts[0]
 
 
-@pytest.mark.parametrize("difference", DIFFERENCES)
-def test_without_waiting_the_first_wait_raises(difference: str) -> None:
-    """Though the gradients of all buckets were ready by then."""
+def test_what_ranks_disagree_about_is_not_registered() -> None:
+    def rank_main(transport: LocalTransport) -> None:
+        reducer = GradientReducer(TopK(ratio=0.1), transport, timeout=LIMIT)
+        reducer.register(metas(SHAPES))
+        with pytest.raises(MismatchError):
+            reducer.register(metas({"more": (7, transport.rank + 1)}))
+        assert reducer.names == set(SHAPES)
+        reducer.register(metas({"more": (7, 1)}))
+        one_step(reducer, {**SHAPES, "more": (7, 1)}, 0)
 
-    def provoke(setup: Setup, transport: Transport) -> None:
-        reducer = setup.register(transport, wait=False)
-        for meta in setup.metas:
-            reducer.ready(meta.name, torch.zeros(meta.shape, dtype=meta.dtype))
-        reducer.flush()
-        reducer.wait("b1")
-
-    other, here, there = DIFFERENCES[difference]
-    first, second = texts_of([STANDARD, other], provoke)
-    assert first == second
-    assert here in first
-    assert there in first
-
-
-def test_a_difference_is_not_forgotten() -> None:
-    def provoke(setup: Setup, transport: Transport) -> None:
-        reducer = setup.register(transport, wait=False)
-        for _ in range(2):
-            with pytest.raises(MismatchError):
-                one_step(reducer, SHAPES, 0)
-        one_step(reducer, SHAPES, 0)
-
-    texts_of([STANDARD, DIFFERENCES["ratio"][0]], provoke)
+    run_ranks(2, rank_main)
 
 
 def test_another_version_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +114,7 @@ def test_another_version_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_later_tensors_are_compared_too() -> None:
     def provoke(setup: Setup, transport: Transport) -> None:
-        reducer = setup.register(transport, wait=True)
+        reducer = setup.register(transport)
         one_step(reducer, SHAPES, 0)
         more = {"more": (7, transport.rank + 1)}
         reducer.register(metas(more))
@@ -141,21 +125,10 @@ def test_later_tensors_are_compared_too() -> None:
     assert "(7, 2)" in first
 
 
-def test_two_unchecked_additions_of_different_size_are_compared_in_their_order() -> None:
-    def provoke(setup: Setup, transport: Transport) -> None:
-        reducer = setup.register(transport, wait=False)
-        reducer.register(metas({"more": (7, 7)}), wait=False)
-        one_step(reducer, {**SHAPES, "more": (7, 7)}, 0)
-
-    first, second = texts_of([STANDARD, DIFFERENCES["groups"][0]], provoke, ordered=True)
-    assert first == second
-    assert "more" not in first
-
-
 def test_a_description_of_many_tensors_is_found_different_at_its_end() -> None:
     many = metas({f"{number}" * 1000: (3, number) for number in range(100, 500)})
     plain = Setup(metas=tuple(many))
     longer = Setup(metas=(*many[:-1], replace(many[-1], shape=(3, 1))))
-    first, second = texts_of([plain, longer], lambda setup, transport: setup.register(transport, wait=True))
+    first, second = texts_of([plain, longer], lambda setup, transport: setup.register(transport))
     assert first == second
     assert "beyond its first" in first

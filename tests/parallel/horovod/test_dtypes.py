@@ -36,12 +36,13 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -
 
 
 @every_compressor
-@pytest.mark.parametrize("groups", [None, 1], ids=["hooks", "group"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "groups"), [(torch.bfloat16, None), (torch.bfloat16, 1), (torch.float16, None), (torch.float64, None)]
+)
 def test_models_of_one_dtype(make: Callable[[], Compression], dtype: torch.dtype, groups: int | None) -> None:
     net = model().to(dtype)
     optimizer = wrapped(net, make(), groups=groups)
-    for number in range(3):
+    for number in range(2):
         x = noise((4, 7), number, hvd.rank()).to(dtype)
         step(net, optimizer, net(x).square().mean())
     assert all(parameter.grad.dtype == dtype for parameter in net.parameters())
@@ -115,7 +116,7 @@ class Odd(nn.Module):
 
 
 @every_compressor
-@pytest.mark.parametrize("groups", [None, 1, 9], ids=["hooks", "group", "a group each"])
+@pytest.mark.parametrize("groups", [None, 9], ids=["hooks", "a group each"])
 def test_scalars_and_empty_parameters(make: Callable[[], Compression], groups: int | None) -> None:
     net = filled(Odd())
     net.gain.data.fill_(1.0)

@@ -24,8 +24,6 @@ COMPRESSORS: dict[str, Callable[..., Compression]] = {
     "int8": lambda **options: Int8(block=32, min_numel=8, error_feedback=True, **options),
 }
 every_compressor = pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS)
-every_poison = pytest.mark.parametrize("poison", [float("inf"), float("nan")], ids=str)
-hooks_or_groups = pytest.mark.parametrize("groups", [None, 2], ids=["hooks", "groups"])
 
 
 class Scaler:
@@ -44,24 +42,23 @@ class Scaler:
 
 
 @every_compressor
-@every_poison
-@hooks_or_groups
+@pytest.mark.parametrize(("poison", "groups"), [(float("inf"), None), (float("nan"), 2)], ids=["inf", "nan in a group"])
 def test_all_ranks_skip_the_step(make: Callable[..., Compression], poison: float, groups: int | None) -> None:
     net, compression, scaler = model(), make(), Scaler()
     optimizer = wrapped(net, compression, groups=groups)
-    for number in range(7):
+    for number in range(5):
         optimizer.zero_grad()
         value = loss(net, number)
-        bad = number == 3 and hvd.rank() == hvd.size() - 1
+        bad = number == 2 and hvd.rank() == hvd.size() - 1
         before = values(net), states(compression)
         (value * poison if bad else value).backward()
         optimizer.synchronize()
         scaler.step(net, optimizer, number)
-        if number == 3:
+        if number == 2:
             assert torch.equal(values(net), before[0])
             assert states(compression) == before[1]
-    assert scaler.skipped == [3]
-    assert compression.statistics.steps == 6
+    assert scaler.skipped == [2]
+    assert compression.statistics.steps == 4
     assert compression.statistics.skipped_steps == 1
 
 
@@ -98,7 +95,7 @@ def test_one_inf_in_one_element_of_one_parameter() -> None:
             assert states(compression) == before
             assert all(parameter.grad.isnan().all() for parameter in net.parameters())
         scaler.step(net, optimizer, number)
-    assert compression.statistics.buckets > 1
+    assert len(compression.statistics.buckets) > 1
     assert scaler.skipped == [1]
 
 

@@ -31,13 +31,17 @@ class AllReduce(Exchange):
         self._bounds = [0, *accumulate(lengths)]
         self._identity = all(isinstance(slot.codec, NoCompression) for slot in bucket.slots)
 
+    @property
+    def sent_bytes(self) -> int:
+        nbytes = self._bounds[-1] * self.bucket.lane.dtype.itemsize
+        return 2 * nbytes * (self.transport.world_size - 1) // self.transport.world_size
+
     def start(self, sources: Sequence[Source], clock: Clock) -> Flight:
         flight = Flight(clock, sources)
         flat = self._flatten(sources) if self._identity else self._encode_all(flight, sources)
         if self._identity:
             flight.states = [source.state for source in sources]
         flight.work = self.transport.all_reduce(flat, self.bucket.name)
-        flight.sent_bytes = 2 * flat.nbytes * (self.transport.world_size - 1) // self.transport.world_size
         return flight
 
     def finish(self, flight: Flight, timeout: float) -> None:

@@ -72,7 +72,6 @@ class Flight:
         finite: every rank's input was finite; known after `finish`.
         failed: ranks whose codec raised; known after `finish`.
         error: what went wrong on this rank: its codec raised, or a message is not what it should be.
-        sent_bytes: what this rank has sent.
         wait_seconds: how long it has waited for the others.
     """
 
@@ -83,7 +82,6 @@ class Flight:
     finite: bool = True
     failed: set[int] = field(default_factory=set)
     error: Exception | None = None
-    sent_bytes: int = 0
     wait_seconds: float = 0.0
     work: Work | None = None
     result: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
@@ -119,6 +117,11 @@ class Exchange(ABC):
             count=len(bucket.slots),
             digest=int.from_bytes(digest[:4], "little"),
         )
+
+    @property
+    @abstractmethod
+    def sent_bytes(self) -> int:
+        """What this rank sends in every step, headers included; an all-reduce counts as a ring."""
 
     @abstractmethod
     def start(self, sources: Sequence[Source], clock: Clock) -> Flight:

@@ -23,6 +23,10 @@ class Gather(Exchange):
         self._pieces = by_slot(self._layout, len(bucket.slots))
         self._message = torch.empty(0, dtype=torch.uint8)
 
+    @property
+    def sent_bytes(self) -> int:
+        return self._layout.nbytes * (self.transport.world_size - 1)
+
     def start(self, sources: Sequence[Source], clock: Clock) -> Flight:
         flight = Flight(clock, sources)
         message = self._message = self._zeros(self._message, self._layout.nbytes, sources[0].grad.device)
@@ -32,7 +36,6 @@ class Gather(Exchange):
         self._seal(flight, message)
         sizes = [self._layout.nbytes] * self.transport.world_size
         flight.work = self.transport.all_gather(message, sizes, self.bucket.name)
-        flight.sent_bytes = self._layout.nbytes * (self.transport.world_size - 1)
         return flight
 
     def finish(self, flight: Flight, timeout: float) -> None:

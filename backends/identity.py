@@ -14,6 +14,10 @@ __all__ = ["Identity"]
 class Identity(Exchange):
     """Gives gradients back as they are; no collective, no residual."""
 
+    @property
+    def sent_bytes(self) -> int:
+        return 0
+
     def start(self, sources: Sequence[Source], clock: Clock) -> Flight:
         return Flight(clock, sources, states=[source.state for source in sources])
 

@@ -87,6 +87,7 @@ class GradientReducer:
         self._broken: TransportError | None = None
         self._device = torch.device("cpu")
         self._skipped = 0
+        self._per_step = StepStatistics()
         self._last = StepStatistics()
         self._before_last = StepStatistics()
 
@@ -110,6 +111,7 @@ class GradientReducer:
                 raise UsageError("tensors can only be registered between steps: call wait() or abandon() first")
             first = not self._registry.metas
             self._registry.add(metas, groups, step=self.step, timeout=self._timeout)
+            self._per_step = self._registry.per_step()
             if first and self.transport.rank == 0:
                 announce(self._announcement())
 
@@ -263,7 +265,8 @@ class GradientReducer:
 
     def _note_last(self) -> None:
         if self._settled is not None:
-            self._last = self._settled.statistics()
+            codec, wait = self._settled.seconds()
+            self._last = replace(self._per_step, codec_seconds=codec, wait_seconds=wait)
 
     def _source(self, name: str, grad: torch.Tensor, *, donated: bool) -> Source:
         codec = self._registry.slot(name).codec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from ..compressors import NoCompression, TensorMeta
@@ -14,7 +15,7 @@ from .fingerprint import agree
 from .gather import Gather
 from .identity import Identity
 from .plan import Bucket, Planner, Slot
-from .statistics import Statistics, TensorStatistics
+from .statistics import BucketStatistics, Statistics, StepStatistics, TensorStatistics
 from .transport import Transport
 from .two_phase import TwoPhase
 
@@ -74,11 +75,21 @@ class Registry:
     def slots(self) -> list[Slot]:
         return [slot for exchange in self.exchanges for slot in exchange.bucket.slots]
 
+    def per_step(self) -> StepStatistics:
+        """The bytes of every step."""
+        slots, world = self.slots(), self._transport.world_size
+        ring = Fraction(2 * (world - 1), world)
+        return StepStatistics(
+            raw_bytes=int(ring * sum(slot.meta.raw_bytes for slot in slots)),
+            fp16_bytes=int(ring * sum(2 * slot.meta.numel for slot in slots)),
+            sent_bytes=sum(exchange.sent_bytes for exchange in self.exchanges),
+        )
+
     def statistics(self) -> Statistics:
         """An account with the tensors and nothing sent yet."""
         return Statistics(
             tensors=tuple(_statistics(slot) for slot in self.slots()),
-            buckets=len(self.exchanges),
+            buckets=tuple(_bucket_statistics(exchange) for exchange in self.exchanges),
             error_feedback=any(slot.codec.elementwise_state for slot in self.slots()),
         )
 
@@ -91,6 +102,17 @@ class Registry:
 def describe(slot: Slot, bucket: Bucket) -> str:
     """One line of the fingerprint."""
     return f"tensor {slot.meta.name}: {tuple(slot.meta.shape)} {slot.meta.dtype} by {slot.codec!r} in {bucket.name}"
+
+
+def _bucket_statistics(exchange: Exchange) -> BucketStatistics:
+    bucket = exchange.bucket
+    return BucketStatistics(
+        name=bucket.name,
+        exchange=bucket.lane.kind,
+        tensors=len(bucket.slots),
+        raw_bytes=sum(slot.meta.raw_bytes for slot in bucket.slots),
+        sent_bytes=exchange.sent_bytes,
+    )
 
 
 def _statistics(slot: Slot) -> TensorStatistics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Statistics", "StepStatistics", "TensorStatistics"]
+__all__ = ["BucketStatistics", "Statistics", "StepStatistics", "TensorStatistics"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,25 @@ class TensorStatistics:
     payload_bytes: int
     codec: str
     dense_reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketStatistics:
+    """One bucket's part in every step; it costs one collective, or two where it goes in two phases.
+
+    Attributes:
+        name: prefix of its collectives' names.
+        exchange: "all_reduce", "gather" or "two_phase"; "identity" for one rank alone.
+        tensors: how many tensors it carries.
+        raw_bytes: bytes of their gradients in their own dtype.
+        sent_bytes: what this rank sends for it in every step.
+    """
+
+    name: str
+    exchange: str
+    tensors: int
+    raw_bytes: int
+    sent_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +81,7 @@ class Statistics:
 
     Attributes:
         tensors: one entry per registered tensor.
-        buckets: number of buckets; each costs one collective (two-phase: two) per step.
+        buckets: one entry per bucket, in the order in which they start.
         error_feedback: True if any tensor keeps a residual.
         steps: applied steps.
         skipped_steps: steps refused because a gradient was not finite on some rank.
@@ -72,7 +91,7 @@ class Statistics:
     """
 
     tensors: tuple[TensorStatistics, ...] = ()
-    buckets: int = 0
+    buckets: tuple[BucketStatistics, ...] = ()
     error_feedback: bool = False
     steps: int = 0
     skipped_steps: int = 0
@@ -103,7 +122,7 @@ def merge(parts: list[Statistics]) -> Statistics:
     """The account of several reducers together; `last` is the sum of their last steps."""
     return Statistics(
         tensors=tuple(tensor for part in parts for tensor in part.tensors),
-        buckets=sum(part.buckets for part in parts),
+        buckets=tuple(bucket for part in parts for bucket in part.buckets),
         error_feedback=any(part.error_feedback for part in parts),
         steps=max((part.steps for part in parts), default=0),
         skipped_steps=max((part.skipped_steps for part in parts), default=0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
 from time import perf_counter
 
 import torch
@@ -14,7 +13,6 @@ from ..compressors.errors import PayloadError, PeerError
 from .delivery import deliver, output_for
 from .exchange import Clock, Exchange, Flight, Source
 from .registry import Place
-from .statistics import StepStatistics
 from .transport import Work
 
 __all__ = ["Step"]
@@ -137,15 +135,10 @@ class Step:
         finally:
             self._seconds += perf_counter() - begun
 
-    def statistics(self) -> StepStatistics:
-        """What this rank has sent and how long it took so far."""
+    def seconds(self) -> tuple[float, float]:
+        """Time spent in codecs so far, and time spent waiting."""
         waited = sum(flight.wait_seconds for flight in self._flights.values())
-        return StepStatistics(
-            **_uncompressed(self._exchanges),
-            sent_bytes=sum(flight.sent_bytes for flight in self._flights.values()),
-            codec_seconds=self._seconds - waited,
-            wait_seconds=waited,
-        )
+        return self._seconds - waited, waited
 
 
 def _finish(exchange: Exchange, flight: Flight, timeout: float) -> None:
@@ -154,13 +147,3 @@ def _finish(exchange: Exchange, flight: Flight, timeout: float) -> None:
         exchange.finish(flight, timeout)
     except PayloadError as error:
         flight.error = flight.error or error
-
-
-def _uncompressed(exchanges: Sequence[Exchange]) -> dict[str, int]:
-    """What a ring all-reduce of the same gradients sends per rank, as they are and in 16 bits."""
-    metas = [slot.meta for exchange in exchanges for slot in exchange.bucket.slots]
-    ring = Fraction(2 * (exchanges[0].transport.world_size - 1), exchanges[0].transport.world_size) if exchanges else 0
-    return {
-        "raw_bytes": int(ring * sum(meta.raw_bytes for meta in metas)),
-        "fp16_bytes": int(ring * sum(2 * meta.numel for meta in metas)),
-    }

@@ -34,6 +34,11 @@ class TwoPhase(Exchange):
         self._message = torch.empty(0, dtype=torch.uint8)
         self._answer = torch.empty(0, dtype=torch.uint8)
 
+    @property
+    def sent_bytes(self) -> int:
+        own = self._sizes[self.transport.rank]
+        return sum(self._sizes) - own + own * (self.transport.world_size - 1)
+
     def start(self, sources: Sequence[Source], clock: Clock) -> Flight:
         flight = Flight(clock, sources)
         self._message = self._zeros(self._message, sum(self._sizes), sources[0].grad.device)
@@ -48,7 +53,6 @@ class TwoPhase(Exchange):
         own = self._sizes[self.transport.rank]
         received = [own] * self.transport.world_size
         flight.work = self.transport.all_to_all(self._message, self._sizes, received, f"{self.bucket.name}.scatter")
-        flight.sent_bytes = sum(self._sizes) - own
         return flight
 
     def advance(self, flight: Flight, timeout: float) -> None:
@@ -61,7 +65,6 @@ class TwoPhase(Exchange):
             flight.error = flight.error or error
         self._seal(flight, self._answer)
         flight.work = self.transport.all_gather(self._answer, self._sizes, f"{self.bucket.name}.gather")
-        flight.sent_bytes += own * (self.transport.world_size - 1)
 
     def finish(self, flight: Flight, timeout: float) -> None:
         flight.result = flight.wait(timeout)

@@ -142,10 +142,10 @@ def test_groups_never_share_a_bucket() -> None:
     def rank_main(transport: Transport) -> list[dict[str, torch.Tensor]]:
         grouped = GradientReducer(NoCompression(), transport, name="grouped")
         grouped.register(metas(SHAPES), groups)
-        assert grouped.statistics.buckets == 3
+        assert len(grouped.statistics.buckets) == 3
         plain = GradientReducer(NoCompression(), transport, name="plain")
         plain.register(metas(SHAPES))
-        assert plain.statistics.buckets == 1
+        assert len(plain.statistics.buckets) == 1
         return [one_step(grouped, SHAPES, 0), one_step(plain, SHAPES, 0)]
 
     ranks = run_ranks(2, rank_main)

@@ -43,7 +43,18 @@ def test_sent_bytes_are_what_the_transport_was_given(compressor: Compressor, wor
             assert statistics.last.raw_bytes == int(ring * sum(meta.raw_bytes for meta in metas(SHAPES)))
             assert statistics.last.fp16_bytes == statistics.last.raw_bytes // 2
             assert names(steps) == names(ranks[0][number][0])
+            expect_buckets(steps[0], statistics)
             expect_collectives(steps, statistics, world_size)
+
+
+def expect_buckets(step: list[Sent], statistics: Statistics) -> None:
+    """Each bucket's own bytes, and that the buckets carry all tensors."""
+    for bucket in statistics.buckets:
+        own = [sent for sent in step if sent.name == bucket.name or sent.name.startswith(f"{bucket.name}.")]
+        assert bucket.sent_bytes == sum(sent.nbytes for sent in own)
+        assert len(own) == {"identity": 0, "two_phase": 2}.get(bucket.exchange, 1)
+    assert sum(bucket.tensors for bucket in statistics.buckets) == len(statistics.tensors)
+    assert sum(bucket.raw_bytes for bucket in statistics.buckets) == sum(t.raw_bytes for t in statistics.tensors)
 
 
 def names(steps: list[list[Sent]]) -> list[list[str]]:
@@ -55,7 +66,7 @@ def expect_collectives(steps: list[list[Sent]], statistics: Statistics, world_si
     for step in steps:
         phases = sum(2 if sent.kind == "all_to_all" else 0 for sent in step) or 0
         single = len({sent.name for sent in step if not sent.name.endswith((".scatter", ".gather"))})
-        assert phases // 2 + single == (statistics.buckets if world_size > 1 else 0)
+        assert phases // 2 + single == (len(statistics.buckets) if world_size > 1 else 0)
         assert len(step) == phases + single
         assert len({sent.name for sent in step}) == len(step)
         assert all(sent.name for sent in step)
@@ -74,7 +85,7 @@ def test_a_hundred_tensors_share_one_bucket(exchange: str, collectives: int) -> 
         listening.sent.clear()
         one_step(reducer, shapes, 0)
         assert len(listening.sent) == collectives
-        assert reducer.statistics.buckets == 1
+        assert len(reducer.statistics.buckets) == 1
 
     run_ranks(2, rank_main)
 

@@ -32,6 +32,8 @@ def hvd(process_sets: dict[str, horovod.torch.ProcessSet]) -> Iterator[ModuleTyp
         if ranks and len(ranks) < size:
             chosen.setdefault(ranks, name)
     process_sets.update({name: horovod.torch.ProcessSet(ranks) for ranks, name in chosen.items()})
+    # a test may have more ranks than cores; Open MPI keeps a core busy for each while it waits, unless told otherwise
+    os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
     horovod.torch.init(process_sets=list(process_sets.values()))
     yield horovod.torch
     horovod.torch.shutdown()

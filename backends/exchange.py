@@ -221,10 +221,16 @@ def flat_source(source: Source, meta: TensorMeta) -> Source:
 
 
 def _join(codec: Compressor, source: Source, states: list[State]) -> State:
-    """One state from the states of a tensor's pieces: elementwise entries follow each other, others are the last's."""
+    """One state from the states of a tensor's pieces.
+
+    Elementwise entries follow each other, counters add up, others are the last piece's.
+    """
     if len(states) == 1:
         return states[0]
     joined = dict(states[-1]) if states else dict(source.state)
+    for key in codec.counters & joined.keys():
+        before = source.state.get(key, torch.zeros_like(joined[key]))
+        joined[key] = before + sum(state[key] - before for state in states)
     for key in codec.elementwise_state & joined.keys():
         parts = [state[key] for state in states]
         adjacent = source.scratch is not None and parts[0].data_ptr() == source.scratch.data_ptr()

@@ -134,10 +134,14 @@ class GradientReducer:
                 self._registry.statistics(),
                 steps=self.step,
                 skipped_steps=self._skipped,
-                saturated=sum(int(state["saturated"]) for state in self._states.values() if "saturated" in state),
+                saturated=self._saturated(),
                 last=self._last,
                 total=self._before_last + self._last,
             )
+
+    def _saturated(self) -> int:
+        states = [*self._states.values(), *self._servers.values()]
+        return sum(int(state["saturated"]) for state in states if "saturated" in state)
 
     def _announcement(self) -> str:
         if self.transport.world_size == 1:

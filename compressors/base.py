@@ -141,6 +141,11 @@ class Compressor(ABC):
         """State entries that hold one value per element of the tensor (flat fp32)."""
         return frozenset()
 
+    @property
+    def counters(self) -> frozenset[str]:
+        """State entries that count events (0-dim): over the pieces of a tensor they add up."""
+        return frozenset()
+
     def init(self, meta: TensorMeta) -> State:
         """The state before the first step; an entry that is missing counts as zero."""
         return {}

@@ -21,15 +21,7 @@ class NoCompression(Compressor):
     """The gradient as it is, in its own dtype.
 
     fp32 and fp64 gradients are summed on the wire. 16-bit ones travel as bytes, so that sums are formed in fp32.
-
-    Attributes:
-        as_bytes: send bytes whatever the dtype, for exchanges that gather instead of adding.
     """
-
-    as_bytes: bool = False
-
-    def __post_init__(self) -> None:
-        check_flag("as_bytes", self.as_bytes)
 
     @property
     def unbiased(self) -> bool:
@@ -44,7 +36,7 @@ class NoCompression(Compressor):
         return 1
 
     def summable(self, meta: TensorMeta) -> bool:
-        return meta.dtype in _SUMMABLE and not self.as_bytes
+        return meta.dtype in _SUMMABLE
 
     def nbytes(self, meta: TensorMeta) -> int:
         return meta.raw_bytes
@@ -82,15 +74,12 @@ class Cast(Compressor):
     the state's `saturated` counts them.
 
     Attributes:
-        as_bytes: send bytes, for transports that cannot add the dtype.
         error_feedback: wrap in `ErrorFeedback` by default.
     """
 
-    as_bytes: bool = False
     error_feedback: bool = False
 
     def __post_init__(self) -> None:
-        check_flag("as_bytes", self.as_bytes)
         check_flag("error_feedback", self.error_feedback)
 
     @property
@@ -98,17 +87,21 @@ class Cast(Compressor):
     def dtype(self) -> torch.dtype:
         """What is sent."""
 
+    @property
+    def counters(self) -> frozenset[str]:
+        return frozenset({"saturated"})
+
     def summable(self, meta: TensorMeta) -> bool:
-        return not self.as_bytes
+        return True
 
     def nbytes(self, meta: TensorMeta) -> int:
         return meta.numel * self.dtype.itemsize
 
     def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
-        return torch.uint8 if self.as_bytes else self.dtype
+        return self.dtype
 
     def _divisor(self, meta: TensorMeta) -> float:
-        return 1.0 if self.as_bytes else float(1 << (meta.summands - 1).bit_length())
+        return float(1 << (meta.summands - 1).bit_length())
 
     def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
         saturated = kernels.cast(flat, self._divisor(ctx.meta), payload.view(self.dtype))

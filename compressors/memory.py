@@ -59,6 +59,10 @@ class ErrorFeedback(Compressor):
     def elementwise_state(self) -> frozenset[str]:
         return self.compressor.elementwise_state | {RESIDUAL}
 
+    @property
+    def counters(self) -> frozenset[str]:
+        return self.compressor.counters
+
     def summable(self, meta: TensorMeta) -> bool:
         return self.compressor.summable(meta)
 

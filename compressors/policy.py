@@ -90,6 +90,10 @@ class SizePolicy(Compressor):
     def elementwise_state(self) -> frozenset[str]:
         return self.compressor.elementwise_state
 
+    @property
+    def counters(self) -> frozenset[str]:
+        return self.compressor.counters
+
     def summable(self, meta: TensorMeta) -> bool:
         return self.choose(meta).codec.summable(meta)
 

@@ -18,7 +18,7 @@ __all__ = ["TopK"]
 
 _COUNT_BYTES = 4
 _OFFSET_BYTES = 2
-_RAW = NoCompression(as_bytes=True)
+_RAW = NoCompression()
 
 
 class _Sections(NamedTuple):
@@ -101,9 +101,7 @@ class TopK(Compressor):
     @property
     def _inner(self) -> Compressor:
         """The codec of the values."""
-        if self.values is None:
-            return _RAW
-        return replace(self.values, as_bytes=True) if isinstance(self.values, Cast) else self.values
+        return self.values or _RAW
 
     def _inner_meta(self, meta: TensorMeta) -> TensorMeta:
         return TensorMeta(name=meta.name, shape=(self.entries(meta),), dtype=torch.float32)

@@ -184,3 +184,22 @@ def test_the_summary_says_what_is_compressed_and_the_reasons_why_not(
         assert reasons is None or reducer.statistics.dense_reasons() == reasons
 
     run_ranks(world_size, rank_main)
+
+
+@pytest.mark.parametrize("exchange", ["all_reduce", "gather", "two_phase"])
+def test_values_out_of_range_are_counted_wherever_a_tensor_is_cut(exchange: str) -> None:
+    """Five values in each of two steps, all on rank 0."""
+
+    def rank_main(transport: Transport) -> int:
+        reducer = GradientReducer(FP16(), transport, exchange=exchange)
+        reducer.register(metas({"w": (10, 10), "v": (7,)}))
+        for _ in range(2):
+            w, v = torch.zeros(10, 10), torch.zeros(7)
+            w.view(-1)[[0, 40, 99]] = 1e6 if transport.rank == 0 else 0.0
+            v[[1, 6]] = -1e6 if transport.rank == 0 else 0.0
+            reducer.ready("w", w)
+            reducer.ready("v", v)
+            reducer.wait("w")
+        return reducer.statistics.saturated
+
+    assert run_ranks(3, rank_main) == [10, 0, 0]

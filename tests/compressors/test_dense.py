@@ -9,8 +9,8 @@ from support.compressing import DTYPES, as_bytes, context, make_values
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("codec", [NoCompression(), NoCompression(as_bytes=True)])
-def test_no_compression_is_exact(codec: NoCompression, dtype: torch.dtype) -> None:
+def test_no_compression_is_exact(dtype: torch.dtype) -> None:
+    codec = NoCompression()
     x = (make_values("normal", 1000, seed=1).double() * torch.pi).to(dtype)
     x[0] = -0.0
     assert as_bytes(codec.decompress(codec.compress(x, {}, context(x)).payload, context(x))) == as_bytes(x)
@@ -31,7 +31,6 @@ def test_no_compression_keeps_the_range_of_double() -> None:
 def test_no_compression_sums_only_wide_dtypes_on_the_wire(dtype: torch.dtype, summable: bool) -> None:
     meta = TensorMeta(name="w", shape=(4,), dtype=dtype)
     assert NoCompression().summable(meta) == summable
-    assert not NoCompression(as_bytes=True).summable(meta)
     assert NoCompression().wire_dtype(meta) == (dtype if summable else torch.uint8)
 
 
@@ -59,9 +58,8 @@ def test_two_ranks_of_40000_give_40000() -> None:
     assert float(FP16().decompress(payload + payload, ctx)) == 80000.0
 
 
-@pytest.mark.parametrize("as_bytes_", [False, True])
-def test_values_out_of_range_saturate_and_are_counted(as_bytes_: bool) -> None:
-    codec = FP16(as_bytes=as_bytes_)
+def test_values_out_of_range_saturate_and_are_counted() -> None:
+    codec = FP16()
     x = torch.tensor([1e6, -1e6, 65504.0, 65505.0, 1.0])
     first = codec.compress(x, {}, context(x))
     assert first.finite

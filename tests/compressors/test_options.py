@@ -28,9 +28,7 @@ CASES: list[tuple[type[Compressor], str, list[Any], str]] = [
     (Int8, "block", [*NO_COUNT, None], "an integer from 1 to 2147483648"),
     (Int8, "stochastic", NO_FLAG, "True or False"),
     (Int8, "error_feedback", [0, 1, "true"], "True or False"),
-    (FP16, "as_bytes", NO_FLAG, "True or False"),
     (BF16, "error_feedback", NO_FLAG, "True or False"),
-    (NoCompression, "as_bytes", NO_FLAG, "True or False"),
 ]
 
 

@@ -48,13 +48,13 @@ def test_spaces_and_case_of_the_name_do_not_matter(spec: str) -> None:
     assert parse_spec(spec) == TopK(ratio=0.05, values=FP16())
 
 
-casts = st.builds(FP16, as_bytes=st.booleans(), error_feedback=st.booleans()) | st.builds(BF16)
+casts = st.builds(FP16, error_feedback=st.booleans()) | st.builds(BF16)
 int8s = st.builds(Int8, block=st.integers(1, 2**31), stochastic=st.booleans(), error_feedback=st.none() | st.booleans())
 ratios = st.floats(0, 1, exclude_min=True)
 codecs = st.one_of(
     casts,
     int8s,
-    st.builds(NoCompression, as_bytes=st.booleans()),
+    st.builds(NoCompression),
     st.builds(RandomK, ratio=ratios, error_feedback=st.booleans()),
     st.builds(TopK, ratio=ratios, values=st.none() | casts | int8s, error_feedback=st.booleans()),
     st.builds(
@@ -85,7 +85,7 @@ def test_format_is_the_inverse_of_parse(codec: Compressor) -> None:
         ("topk:values=int8(blok=3)", r"unknown option of int8: 'blok' \(did you mean 'block'\?\)"),
         ("onebit:scale=l3", "scale is 'l3', expected one of l1, l2"),
         ("int8:stochastic=ture", "stochastic is 'ture', expected True or False"),
-        ("fp16:bits=3", "unknown option of fp16: 'bits'; allowed: as_bytes, error_feedback"),
+        ("fp16:bits=3", "unknown option of fp16: 'bits'; allowed: error_feedback"),
     ],
 )
 def test_nonsense_is_refused_with_what_is_allowed(spec: str, text: str) -> None:

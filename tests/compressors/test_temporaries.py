@@ -16,7 +16,7 @@ NUMEL = 16 * PIECE
 DENSE = 4 * NUMEL
 
 LOSSY = [FP16(), TopK(), RandomK(), OneBit(), OneBit(block=None), Int8()]
-CODECS = [NoCompression(), NoCompression(as_bytes=True), *LOSSY]
+CODECS = [NoCompression(), *LOSSY]
 
 
 class Allocations(TorchDispatchMode):

@@ -17,9 +17,7 @@ PAIR = torch.tensor([1.0, -2.0])
 
 EXAMPLES: list[tuple[str, Compressor, torch.Tensor, int]] = [
     ("0000803f 000000c0", NoCompression(), PAIR, 1),
-    ("0000803f 000000c0", NoCompression(as_bytes=True), PAIR, 1),
     ("003c 00c0", FP16(), PAIR, 1),
-    ("003c 00c0", FP16(as_bytes=True), PAIR, 3),
     ("0034 00b8", FP16(), PAIR, 3),
     ("803f 00c0", BF16(), PAIR, 1),
     ("01000000 0100 0000 00004040", TopK(), torch.tensor([0.0, 3.0, -1.0]), 1),

@@ -26,9 +26,7 @@ from hypothesis import strategies as st
 
 RAW: list[Compressor] = [
     NoCompression(),
-    NoCompression(as_bytes=True),
     FP16(),
-    FP16(as_bytes=True),
     BF16(),
     TopK(),
     TopK(ratio=0.3),

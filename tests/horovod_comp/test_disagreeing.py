@@ -1,4 +1,7 @@
-"""Ranks that compress in different ways: the job ends in time, and says what differs. That every rank does is tested under horovodrun."""
+"""Ranks that compress in different ways: the job ends in time, and says what differs.
+
+That every rank says so is tested under horovodrun, which here may end the others first.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def hvd(process_sets: dict[str, horovod.torch.ProcessSet]) -> Iterator[ModuleTyp
             chosen.setdefault(ranks, name)
     process_sets.update({name: horovod.torch.ProcessSet(ranks) for ranks, name in chosen.items()})
     # a test may have more ranks than cores; Open MPI keeps a core busy for each while it waits, unless told otherwise
-    os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"  # noqa: SIM112 - Open MPI spells it so
     horovod.torch.init(process_sets=list(process_sets.values()))
     yield horovod.torch
     horovod.torch.shutdown()

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import FunctionType
+from typing import Any, Protocol
+
+import torch
 
 from ..compressors.errors import MissingDependencyError, UnsupportedError
 
@@ -18,7 +21,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError("horovod", "horovod", "gradwire.horovod_comp") from error
 
-__all__ = ["SUPPORTED", "hvd", "missing_names", "mpi_ops", "require"]
+__all__ = ["ReducingOptimizer", "SUPPORTED", "hvd", "missing_names", "mpi_ops", "require"]
 
 #: the releases of Horovod that the private names were checked against
 SUPPORTED = ("0.28.1",)
@@ -56,6 +59,18 @@ _METHODS = {
     "_grouped_allreduce_grad_async": (("self", "ps"), ("grouped_allreduce_async_",)),
     "synchronize": (("self",), ("callable", "_allreduce_grad_async")),
 }
+
+
+class ReducingOptimizer(Protocol):
+    """What is read of Horovod's optimizer, whose class is made at run time."""
+
+    param_groups: list[dict[str, Any]]
+    _parameter_names: dict[torch.nn.Parameter, str]
+    _requires_update: set[torch.nn.Parameter]
+    _handles: dict[Any, Any]
+    _synchronized: bool
+    _groups: object
+    _p_to_group: dict[torch.nn.Parameter, tuple[torch.nn.Parameter, ...]]
 
 
 def missing_names(module: object, optimizer: type) -> list[str]:

@@ -19,7 +19,7 @@ import torch
 
 from ..backends.transport import sleep_until
 from ..compressors.errors import UnsupportedError, UsageError
-from ._host import hvd, mpi_ops
+from ._host import ReducingOptimizer, hvd, mpi_ops
 
 __all__ = ["Owner", "Payload", "Request", "SleepingHandle", "Ticket", "install"]
 
@@ -106,7 +106,7 @@ class Request:
         process_set: the ranks that reduce. Horovod does not check here whether this rank is one of them.
         grouped: the call was for a list of tensors.
         optimizer: the DistributedOptimizer that asks; None: a function such as `hvd.allreduce`.
-        parameters: the optimizer's parameters that the payloads belong to, in the same order.
+        parameters: the optimizer's parameters that the payloads belong to, in the same order; else none.
         from_synchronize: `optimizer.synchronize()` submits what no hook did.
     """
 
@@ -116,8 +116,8 @@ class Request:
     scale: float
     process_set: hvd.ProcessSet
     grouped: bool
-    optimizer: torch.optim.Optimizer | None
-    parameters: tuple[torch.nn.Parameter, ...] | None
+    optimizer: ReducingOptimizer | None
+    parameters: tuple[torch.nn.Parameter, ...]
     from_synchronize: bool
 
 
@@ -232,7 +232,7 @@ def _request(payloads: tuple[Payload, ...], call: _Arguments, caller: FrameType,
         process_set=caller.f_locals["process_set"],
         grouped=grouped,
         optimizer=frame.f_locals["self"] if frame else None,
-        parameters=_parameters(frame) if frame else None,
+        parameters=_parameters(frame) if frame else (),
         from_synchronize=frame is not None and _is(frame.f_back, "synchronize"),
     )
 

@@ -9,36 +9,45 @@ from typing import TypedDict
 from weakref import WeakKeyDictionary
 
 import torch
+from typing_extensions import Unpack
 
-from ..backends import GradientReducer, Statistics
+from ..backends import GradientReducer, LocalTransport, Statistics
 from ..backends.announce import announce
 from ..backends.statistics import merge
 from ..compressors import Compressor, TensorMeta, with_defaults, without_memory
 from ..compressors.errors import UsageError
-from ._host import hvd
+from ._host import ReducingOptimizer, hvd
 from ._seam import Payload, Request, SleepingHandle, Ticket, install
 from .session import Session, meta_of
 from .transport import HorovodTransport
 
-__all__ = ["Compression", "Options"]
+__all__ = ["Compression", "Options", "ReducerOptions"]
 
 
-class Options(TypedDict, total=False):
-    """What every object for `compression=` takes besides its codec's own options.
+class ReducerOptions(TypedDict, total=False):
+    """How gradients are exchanged.
 
     Attributes:
-        min_numel: tensors with fewer elements travel dense (1024).
         exchange: how ranks combine: "auto", "all_reduce", "gather" or "two_phase" ("auto").
         bucket_bytes: gradients are exchanged in buckets of about this size (25 MiB).
         timeout: seconds that a collective may take before it is an error (60).
         seed: base of all pseudo-random choices (0).
     """
 
-    min_numel: int
     exchange: str
     bucket_bytes: int
     timeout: float
     seed: int
+
+
+class Options(ReducerOptions, total=False):
+    """What every object for `compression=` takes besides its codec's own options; see `ReducerOptions` too.
+
+    Attributes:
+        min_numel: tensors with fewer elements travel dense (1024).
+    """
+
+    min_numel: int
 
 
 class Compression:
@@ -55,12 +64,13 @@ class Compression:
         ConfigError: an option is out of its range.
     """
 
-    def __init__(self, compressor: Compressor, *, min_numel: int = 1024, **options: object) -> None:
-        install()
+    def __init__(self, compressor: Compressor, *, min_numel: int = 1024, **options: Unpack[ReducerOptions]) -> None:
         self.compressor = with_defaults(compressor, min_numel)
         self._options = options
+        GradientReducer(self.compressor, LocalTransport.group(1)[0], **options)  # refuses what is out of range
+        install()
         self._lock = threading.RLock()
-        self._of_optimizers: WeakKeyDictionary[torch.optim.Optimizer, Session] = WeakKeyDictionary()
+        self._of_optimizers: WeakKeyDictionary[ReducingOptimizer, Session] = WeakKeyDictionary()
         self._of_calls: dict[str, Session] = {}
         self._told_unnamed = False
         if hvd.is_initialized() and hvd.size() == 1:
@@ -106,21 +116,21 @@ class Compression:
 
     # An optimizer's gradients.
 
-    def _serve_optimizer(self, request: Request, optimizer: torch.optim.Optimizer) -> Ticket | SleepingHandle:
+    def _serve_optimizer(self, request: Request, optimizer: ReducingOptimizer) -> Ticket | SleepingHandle:
         session = self._optimizer_session(request, optimizer)
         names = [optimizer._parameter_names[parameter] for parameter in request.parameters]
         again = request.from_synchronize and optimizer._synchronized
-        if again and session.is_reduced(names[0], request.parameters[0].grad):
+        if again and session.is_reduced(names[0], request.parameters[0]):
             # step() after synchronize(): the gradient is a mean already, maybe clipped; reducing it again would
             # move the residuals a second time
             return _pass_through(request.payloads[0])
         for name, payload, parameter in zip(names, request.payloads, request.parameters, strict=True):
             session.submit(name, payload.tensor, donate=True)
-            session.note_reduced(name, parameter.grad)
+            session.note_reduced(name, parameter)
             payload.take = partial(session.take, name, _scale(request, session))
         return session.handle(names[0]) if request.grouped else Ticket.of(request.payloads[0])
 
-    def _optimizer_session(self, request: Request, optimizer: torch.optim.Optimizer) -> Session:
+    def _optimizer_session(self, request: Request, optimizer: ReducingOptimizer) -> Session:
         session = self._of_optimizers.get(optimizer)
         if session is None or not session.transport.current:
             session = self._of_optimizers[optimizer] = self._open_optimizer(request, optimizer)
@@ -129,7 +139,7 @@ class Compression:
         session.handles = optimizer._handles
         return session
 
-    def _open_optimizer(self, request: Request, optimizer: torch.optim.Optimizer) -> Session:
+    def _open_optimizer(self, request: Request, optimizer: ReducingOptimizer) -> Session:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p in optimizer._requires_update]
         metas = {p: meta_of(optimizer._parameter_names[p], p) for p in reversed(parameters)}
         session = self._open(request, "optimizer", list(metas.values()), self.compressor)

@@ -107,13 +107,14 @@ class Session:
         )
         return SleepingHandle(handle, partial(hvd.poll, handle))
 
-    def note_reduced(self, name: str, grad: torch.Tensor) -> None:
-        """This object will hold the mean."""
-        self._reduced[name] = weakref.ref(grad)
+    def note_reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
+        """The parameter's gradient, the object that it is now, will hold the mean."""
+        if parameter.grad is not None:
+            self._reduced[name] = weakref.ref(parameter.grad)
 
-    def is_reduced(self, name: str, grad: torch.Tensor) -> bool:
-        """Whether this object holds a mean, and no new step has begun."""
-        return not self.in_step and name in self._reduced and self._reduced[name]() is grad
+    def is_reduced(self, name: str, parameter: torch.nn.Parameter) -> bool:
+        """Whether the parameter's gradient holds a mean, and no new step has begun."""
+        return not self.in_step and name in self._reduced and self._reduced[name]() is parameter.grad
 
     def _house(self) -> None:
         """Give what came for the first time a reducer, and start it."""

@@ -160,7 +160,7 @@ def test_a_function_call_becomes_a_request(hvd: ModuleType, recorder: Recorder) 
     assert [payload.tensor for payload in request.payloads] == [tensor]
     assert (request.name, request.op, request.scale, request.grouped) == ("x", "average", 1.5, False)
     assert request.process_set is hvd.global_process_set
-    assert (request.optimizer, request.parameters, request.from_synchronize) == (None, None, False)
+    assert (request.optimizer, request.parameters, request.from_synchronize) == (None, (), False)
 
 
 def test_a_grouped_call_becomes_one_request(hvd: ModuleType, recorder: Recorder) -> None:

@@ -95,6 +95,12 @@ def finished(handle: int) -> torch.Tensor:
     return hvd.synchronize(handle)
 
 
+def grad(parameter: torch.Tensor) -> torch.Tensor:
+    """Its gradient, which must be there."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def values(net: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().reshape(-1).float() for parameter in net.parameters()])
 
@@ -145,7 +151,7 @@ def simulated(
             optimizer.zero_grad()
             loss(net, step, transport.rank).backward()
             for name, parameter in named.items():
-                reducer.ready(name, parameter.grad)
+                reducer.ready(name, grad(parameter))
             for name, parameter in named.items():
                 parameter.grad = reducer.wait(name)
             optimizer.step()

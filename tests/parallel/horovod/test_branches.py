@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import horovod.torch as hvd
 import pytest
@@ -13,7 +15,7 @@ from torch import nn
 
 pytestmark = pytest.mark.usefixtures("hvd")
 
-COMPRESSORS = {
+COMPRESSORS: dict[str, Callable[..., Compression]] = {
     "top-k": lambda **options: TopK(ratio=0.2, min_numel=8, **options),
     "1 bit": lambda **options: OneBit(block=8, min_numel=8, **options),
     "random-k": lambda **options: RandomK(ratio=0.2, min_numel=8, **options),
@@ -36,7 +38,7 @@ class Branches(nn.Module):
         return total
 
 
-def step(net: Branches, optimizer: torch.optim.Optimizer, used: list[int], number: int) -> None:
+def step(net: Branches, optimizer: Any, used: list[int], number: int) -> None:
     optimizer.zero_grad()
     if used:
         net(noise((3, 6), number, hvd.rank()), used).square().mean().backward()
@@ -50,7 +52,7 @@ def small_buckets() -> dict[str, int]:
 
 
 @every_compressor
-def test_another_order_on_every_rank(make: type[Compression]) -> None:
+def test_another_order_on_every_rank(make: Callable[..., Compression]) -> None:
     """The order of the gradients does not change a bit of the result."""
     mixed, plain = filled(Branches(8)), filled(Branches(8))
     shuffled, straight = wrapped(mixed, make(**small_buckets())), wrapped(plain, make(**small_buckets()))
@@ -74,7 +76,7 @@ def plain_sum(compression: Compression) -> bool:
 
 
 @every_compressor
-def test_random_branches_on_every_rank(make: type[Compression]) -> None:
+def test_random_branches_on_every_rank(make: Callable[..., Compression]) -> None:
     net = filled(Branches(12))
     optimizer = wrapped(net, make(**small_buckets()))
     chooser = random.Random(f"branches {hvd.rank()}")
@@ -89,11 +91,11 @@ def test_a_missing_gradient_is_zero_and_releases_the_residual() -> None:
     step(net, optimizer, [0, 1], 0)
     owed = _owed(compression, "branches.1.weight")
     assert owed.any()
-    before = net.branches[1].weight.detach().clone()
+    before = net.get_parameter("branches.1.weight").detach().clone()
     for number in range(1, 6):  # 24 entries, 5 of them in each step
         step(net, optimizer, [0], number)
     assert not _owed(compression, "branches.1.weight").any()
-    assert not torch.equal(net.branches[1].weight, before)
+    assert not torch.equal(net.get_parameter("branches.1.weight"), before)
 
 
 def _owed(compression: Compression, name: str) -> torch.Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import horovod.torch as hvd
 import pytest
 import torch
 from gradwire.horovod_comp import Compression, NoCompression, OneBit, TopK
-from support.horovod_training import assert_ranks_equal, loss, model, noise, states, values, wrapped
+from support.horovod_training import assert_ranks_equal, grad, loss, model, noise, states, values, wrapped
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("hvd")
@@ -34,8 +37,8 @@ def clipped(compression: Compression, steps: int, *, skip: bool, groups: int | N
 
 @pytest.mark.parametrize("groups", [None, 2], ids=["hooks", "groups"])
 @pytest.mark.parametrize("make", [TopK, OneBit], ids=lambda factory: factory.__name__)
-def test_skip_synchronize_or_not_is_the_same(make: type[Compression], groups: int | None) -> None:
-    options = {"ratio": 0.1} if make is TopK else {"block": 8}
+def test_skip_synchronize_or_not_is_the_same(make: Callable[..., Compression], groups: int | None) -> None:
+    options: dict[str, Any] = {"ratio": 0.1} if make is TopK else {"block": 8}
     with_skip, without = (make(min_numel=8, **options) for _ in range(2))
     steps = 20 if make is TopK else 6
     nets = clipped(with_skip, steps, skip=True, groups=groups), clipped(without, steps, skip=False, groups=groups)
@@ -49,10 +52,10 @@ def test_clipping_sees_the_mean() -> None:
     optimizer = wrapped(net, NoCompression())
     loss(net, 0).backward()
     optimizer.synchronize()
-    mean = torch.cat([parameter.grad.reshape(-1) for parameter in net.parameters()])
+    mean = torch.cat([grad(parameter).reshape(-1) for parameter in net.parameters()])
     for rank in range(hvd.size()):
         loss(plain := model(), 0, rank).backward()
-        mean = mean - torch.cat([parameter.grad.reshape(-1) for parameter in plain.parameters()]) / hvd.size()
+        mean = mean - torch.cat([grad(parameter).reshape(-1) for parameter in plain.parameters()]) / hvd.size()
     torch.testing.assert_close(mean, torch.zeros_like(mean), rtol=0, atol=1e-6)
     with optimizer.skip_synchronize():
         optimizer.step()
@@ -113,9 +116,9 @@ def test_synchronize_twice_reduces_once() -> None:
     optimizer = wrapped(net, compression)
     loss(net, 0).backward()
     optimizer.synchronize()
-    before = [parameter.grad.clone() for parameter in net.parameters()]
+    before = [grad(parameter).clone() for parameter in net.parameters()]
     optimizer.synchronize()
-    assert all(torch.equal(p.grad, old) for p, old in zip(net.parameters(), before, strict=True))
+    assert all(torch.equal(grad(p), old) for p, old in zip(net.parameters(), before, strict=True))
     assert compression.statistics.steps == 1
     with optimizer.skip_synchronize():
         optimizer.step()

@@ -14,6 +14,7 @@ from gradwire.horovod_comp import BF16, Compression, NoCompression, OneBit, TopK
 from support.horovod_training import (
     assert_ranks_equal,
     filled,
+    grad,
     loss,
     model,
     noise,
@@ -29,12 +30,17 @@ pytestmark = pytest.mark.usefixtures("hvd")
 
 Groups = Callable[[nn.Module], Any]
 
+
+def named(net: nn.Module, *names: str) -> list[nn.Parameter]:
+    return [net.get_parameter(name) for name in names]
+
+
 GROUPS: dict[str, Groups] = {
     "one": lambda net: 1,
     "two": lambda net: 2,
     "more than there are parameters": lambda net: 9,
-    "lists": lambda net: [[net[0].weight, net[2].bias], [net[2].weight, net[0].bias]],
-    "some parameters only": lambda net: [[net[2].weight, net[0].weight]],
+    "lists": lambda net: [named(net, "0.weight", "2.bias"), named(net, "2.weight", "0.bias")],
+    "some parameters only": lambda net: [named(net, "2.weight", "0.weight")],
 }
 
 
@@ -62,7 +68,11 @@ def _against_itself_without_compression(groups: Groups) -> None:
 def test_a_group_is_a_bucket() -> None:
     net = model()
     compression = TopK(ratio=0.2, min_numel=8)
-    train(net, wrapped(net, compression, groups=[[net[0].weight, net[0].bias], [net[2].weight, net[2].bias]]), range(2))
+    train(
+        net,
+        wrapped(net, compression, groups=[named(net, "0.weight", "0.bias"), named(net, "2.weight", "2.bias")]),
+        range(2),
+    )
     assert len(compression.statistics.buckets) == 2
 
 
@@ -112,22 +122,19 @@ def test_a_group_that_no_rank_uses_for_some_steps() -> None:
 
 
 @pytest.mark.parametrize("compression", [TopK, BF16, NoCompression], ids=lambda factory: factory.__name__)
-def test_dtypes_mixed_in_a_group(compression: type[Compression]) -> None:
-    double = nn.Linear(6, 5).double()
-    half = nn.Linear(6, 5).bfloat16()
-    single = nn.Linear(6, 5)
-    net = filled(nn.ModuleList([double, half, single]))
-    options = {"min_numel": 8}
-    optimizer = wrapped(net, compression(**options), groups=1)
+def test_dtypes_mixed_in_a_group(compression: Callable[..., Compression]) -> None:
+    layers = [nn.Linear(6, 5).double(), nn.Linear(6, 5).bfloat16(), nn.Linear(6, 5)]
+    net = filled(nn.ModuleList(layers))
+    optimizer = wrapped(net, compression(min_numel=8), groups=1)
     before = [parameter.detach().clone() for parameter in net.parameters()]
     for step in range(3):
         optimizer.zero_grad()
         x = noise((4, 6), step, hvd.rank())
-        sum(layer(x.to(layer.weight.dtype)).double().square().mean() for layer in net).backward()
+        torch.stack([layer(x.to(layer.weight.dtype)).double().square().mean() for layer in layers]).sum().backward()
         optimizer.step()
         assert_ranks_equal(net.parameters())
     for parameter, old in zip(net.parameters(), before, strict=True):
-        assert parameter.grad.dtype == parameter.dtype == old.dtype
+        assert grad(parameter).dtype == parameter.dtype == old.dtype
         assert not torch.equal(parameter, old)
 
 

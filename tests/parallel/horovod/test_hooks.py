@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import gradwire
 import horovod.torch as hvd
 import pytest
@@ -70,7 +72,7 @@ def test_error_feedback_top_k_as_the_paper_writes_it() -> None:
 @pytest.mark.parametrize(
     "factory", [NoCompression, FP16, BF16, TopK, RandomK, OneBit, Int8], ids=lambda factory: factory.__name__
 )
-def test_every_default_trains_a_layer_that_it_compresses(factory: type[Compression]) -> None:
+def test_every_default_trains_a_layer_that_it_compresses(factory: Callable[..., Compression]) -> None:
     """40 x 50 is above the default `min_numel`; at 1 % of the entries, 12 steps come a short way."""
     target = noise((40, 50), "target")
     layer = torch.nn.Linear(50, 40, bias=False)

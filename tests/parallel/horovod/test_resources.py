@@ -9,8 +9,8 @@ from collections.abc import Callable
 import horovod.torch as hvd
 import pytest
 import torch
-from gradwire.horovod_comp import HorovodTransport, NoCompression, OneBit, TopK
-from support.horovod_training import assert_ranks_equal, filled, loss, model, noise, wrapped
+from gradwire.horovod_comp import Compression, HorovodTransport, NoCompression, OneBit, TopK
+from support.horovod_training import assert_ranks_equal, filled, grad, loss, model, noise, train, wrapped
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("hvd")
@@ -54,7 +54,7 @@ def test_a_bucket_is_one_message_of_bytes_per_phase(exchange: str, messages: lis
     for step in range(3):
         optimizer.zero_grad()
         messages.clear()
-        sum(layer(x).square().mean() for layer in net).backward()
+        torch.stack([layer(x).square().mean() for layer in net]).sum().backward()
         optimizer.step()
         assert_ranks_equal(net.parameters())
         fingerprint = [("all_gather", torch.uint8)] if step == 0 else []
@@ -69,7 +69,7 @@ def test_without_compression_a_bucket_is_one_all_reduce(messages: list[Message])
     for _ in range(2):
         optimizer.zero_grad()
         messages.clear()
-        sum(layer(noise((2, 6), hvd.rank())).square().mean() for layer in net).backward()
+        torch.stack([layer(noise((2, 6), hvd.rank())).square().mean() for layer in net]).sum().backward()
         optimizer.step()
     assert messages == [("all_reduce", torch.float32)]
 
@@ -127,11 +127,11 @@ def test_memory_does_not_grow(groups: int | None, set_to_none: bool) -> None:
 
 
 @pytest.mark.parametrize("compression", [NoCompression, OneBit], ids=lambda factory: factory.__name__)
-def test_a_gradient_that_the_user_holds_stays_the_gradient(compression: type[NoCompression | OneBit]) -> None:
+def test_a_gradient_that_the_user_holds_stays_the_gradient(compression: Callable[..., Compression]) -> None:
     layer = filled(nn.Linear(64, 64, bias=False))
     optimizer = wrapped(layer, compression())
     layer(noise((2, 64), 0, hvd.rank())).square().mean().backward()
-    held = layer.weight.grad
+    held = grad(layer.weight)
     optimizer.step()
     assert held is layer.weight.grad
     copy = held.clone()
@@ -147,23 +147,21 @@ def late_by(pause: float, groups: int | None) -> float:
     """The processor's seconds of the second step, before which this rank sleeps."""
     net = model()
     optimizer = wrapped(net, TopK(ratio=0.2, min_numel=8), groups=groups)
-    for step in range(2):
-        optimizer.zero_grad()
-        if step == 1:
-            time.sleep(pause)
-        loss(net, step).backward()
-        begun = time.thread_time()
-        optimizer.step()
+    train(net, optimizer, range(1))
+    optimizer.zero_grad()
+    time.sleep(pause)
+    loss(net, 1).backward()
+    begun = time.thread_time()
+    optimizer.step()
     return time.thread_time() - begun
 
 
 def call_late_by(pause: float) -> float:
     compression = TopK(ratio=0.2, min_numel=0)
-    for number in range(2):
-        if number == 1:
-            time.sleep(pause)
-        begun = time.thread_time()
-        hvd.allreduce(noise((8, 8)), name="slow", compression=compression)
+    hvd.allreduce(noise((8, 8)), name="slow", compression=compression)
+    time.sleep(pause)
+    begun = time.thread_time()
+    hvd.allreduce(noise((8, 8)), name="slow", compression=compression)
     return time.thread_time() - begun
 
 

@@ -30,6 +30,8 @@ class Row:
     optimizer: torch.optim.Optimizer
     compression: Any
     seconds: list[float] = field(default_factory=list)
+    kept_bytes: int = 0
+    peak_bytes: int = 0
 
     def step(self) -> None:
         """Backward through every parameter's hook, exchange, update."""
@@ -81,21 +83,24 @@ def main(what: str, steps: int, report: Path) -> None:
     hvd.init()
     model, compressions = BENCHES[what]()
     rows = [make_row(name, model, compression) for name, compression in compressions.items()]
-    for _ in range(WARM_UP + steps):
+    rows[0].step()  # Horovod's own buffers are not the first row's
+    for row in rows:
+        weigh(row)
+    for _ in range(steps):
         for row in rows:
             hvd.barrier()
             row.step()
     for row in rows:
         verify(row)
     if hvd.rank() == 0:
-        report.write_text(json.dumps([summary(row) for row in rows]))
+        report.write_text(json.dumps([summary(row, steps) for row in rows]))
 
 
 def make_row(name: str, model: Sequence[shapes.Shape], compression: Any) -> Row:
     import horovod.torch as hvd
 
     generator = torch.Generator().manual_seed(hvd.rank())
-    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in model]
+    parameters = [torch.nn.Parameter(torch.full(shape, 0.0)) for shape in model]
     gradients = [torch.randn(shape, generator=generator) for shape in model]
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(parameters, lr=1.0),
@@ -103,6 +108,25 @@ def make_row(name: str, model: Sequence[shapes.Shape], compression: Any) -> Row:
         compression=compression,
     )
     return Row(name, parameters, gradients, optimizer, compression)
+
+
+def weigh(row: Row) -> None:
+    """Warm up; note what the row keeps between steps, and the peak of a step above that (gradients included)."""
+    before = memory("VmRSS")
+    for _ in range(WARM_UP):
+        row.step()
+    row.optimizer.zero_grad()
+    row.kept_bytes = memory("VmRSS") - before
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+    row.step()
+    row.peak_bytes = memory("VmHWM") - before - row.kept_bytes
+    row.optimizer.zero_grad()
+
+
+def memory(name: str) -> int:
+    """Resident memory of this process (VmRSS), or its peak (VmHWM), in bytes."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(lines[name].split()[0])
 
 
 def verify(row: Row) -> None:
@@ -119,10 +143,15 @@ def verify(row: Row) -> None:
         raise SystemExit(f"{row.name}: the parameters did not follow the mean gradient")
 
 
-def summary(row: Row) -> dict[str, float | str]:
+def summary(row: Row, steps: int) -> dict[str, float | str]:
     import horovod.torch as hvd
 
-    result: dict[str, float | str] = {"row": row.name, "step_s": statistics.median(row.seconds[WARM_UP:])}
+    result: dict[str, float | str] = {
+        "row": row.name,
+        "step_s": statistics.median(row.seconds[-steps:]),
+        "kept_bytes": row.kept_bytes,
+        "peak_bytes": row.peak_bytes,
+    }
     if not hasattr(row.compression, "statistics"):
         itemsize = 2 if row.compression is hvd.Compression.fp16 else 4
         raw = sum(g.numel() * itemsize for g in row.gradients)

@@ -28,6 +28,7 @@ class AllReduce(Exchange):
         self._metas = [replace(slot.meta, summands=transport.world_size) for slot in bucket.slots]
         itemsize = bucket.lane.dtype.itemsize
         lengths = [slot.codec.nbytes(meta) // itemsize for slot, meta in zip(bucket.slots, self._metas, strict=True)]
+        self._lengths = lengths
         self._bounds = [0, *accumulate(lengths)]
         self._identity = all(isinstance(slot.codec, NoCompression) for slot in bucket.slots)
 
@@ -59,7 +60,13 @@ class AllReduce(Exchange):
     def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
         if not self._identity:
             return None
-        return self._part(flight, slot).mul_(scale / self.transport.world_size)
+        if not flight.parts:
+            # one pass over the bucket; who asks for different scales pays for the difference
+            flight.scale = scale
+            flight.result.mul_(scale / self.transport.world_size)
+            flight.parts = list(flight.result.split(self._lengths))
+        part = flight.parts[slot]
+        return part if scale == flight.scale else part.mul_(scale / flight.scale)
 
     def _part(self, flight: Flight, slot: int) -> torch.Tensor:
         return flight.result[self._bounds[slot] : self._bounds[slot + 1]]

@@ -73,6 +73,8 @@ class Flight:
         failed: ranks whose codec raised; known after `finish`.
         error: what went wrong on this rank: its codec raised, or a message is not what it should be.
         wait_seconds: how long it has waited for the others.
+        scale: what the means in `parts` are multiplied with.
+        parts: the result cut into the slots' means, where gradients travel as they are.
     """
 
     clock: Clock
@@ -83,6 +85,8 @@ class Flight:
     failed: set[int] = field(default_factory=set)
     error: Exception | None = None
     wait_seconds: float = 0.0
+    scale: float = 1.0
+    parts: list[torch.Tensor] = field(default_factory=list)
     work: Work | None = None
     result: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 

@@ -169,8 +169,9 @@ class GradientReducer:
             if self._arriving.has(place):
                 raise UsageError(f"gradient {name!r} is ready already: call wait() or abandon() before the next step")
             self._arriving.put(place, self._source(name, grad.detach(), donated=donate))
-            with self._breaking():
-                self._arriving.launch(place.bucket)
+            if self._arriving.is_full(place.bucket):
+                with self._breaking():
+                    self._arriving.launch(place.bucket)
 
     def flush(self) -> None:
         """Count missing gradients as zeros and start every exchange that has not started."""
@@ -273,8 +274,7 @@ class GradientReducer:
             self._last = replace(self._per_step, codec_seconds=codec, wait_seconds=wait)
 
     def _source(self, name: str, grad: torch.Tensor, *, donated: bool) -> Source:
-        codec = self._registry.slot(name).codec
-        scratch = scratch_for(grad, donated=donated) if codec.elementwise_state else None
+        scratch = scratch_for(grad, donated=donated) if name in self._registry.keeping else None
         return Source(grad, donated, self._states.get(name, {}), self._servers.get(name, {}), scratch)
 
     def _zeros(self, place: Place) -> Source:
@@ -285,7 +285,7 @@ class GradientReducer:
         meta = self._registry.metas.get(name)
         if meta is None:
             raise UsageError(f"tensor {name!r} is not registered: call register() with it on every rank first")
-        if tuple(grad.shape) != meta.shape or grad.dtype != meta.dtype:
+        if grad.shape != meta.shape or grad.dtype != meta.dtype:
             raise UsageError(
                 f"gradient {name!r} is {tuple(grad.shape)} {grad.dtype}, registered as {meta.shape} {meta.dtype}"
             )

@@ -53,6 +53,8 @@ class Registry:
         self._facts = list(facts)
         self.metas: dict[str, TensorMeta] = {}
         self.places: dict[str, Place] = {}
+        #: names of the tensors that keep something of their own size between steps
+        self.keeping: set[str] = set()
         self.exchanges: list[Exchange] = []
 
     def add(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], *, step: int, timeout: float) -> None:
@@ -67,10 +69,6 @@ class Registry:
         guarded = any(not isinstance(slot.codec, NoCompression) for slot in self.slots())
         for exchange in self.exchanges:
             exchange.guarded = guarded
-
-    def slot(self, name: str) -> Slot:
-        place = self.places[name]
-        return self.exchanges[place.bucket].bucket.slots[place.slot]
 
     def slots(self) -> list[Slot]:
         return [slot for exchange in self.exchanges for slot in exchange.bucket.slots]
@@ -96,6 +94,7 @@ class Registry:
     def _append(self, bucket: Bucket, digest: bytes) -> None:
         index = len(self.exchanges)
         self.places |= {slot.meta.name: Place(index, number) for number, slot in enumerate(bucket.slots)}
+        self.keeping |= {slot.meta.name for slot in bucket.slots if slot.codec.elementwise_state}
         self.exchanges.append(KINDS[bucket.lane.kind](bucket, self._transport, digest, guarded=False))
 
 

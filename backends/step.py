@@ -52,6 +52,10 @@ class Step:
                 if number not in sources:
                     self.put(Place(index, number), missing(Place(index, number)))
 
+    def is_full(self, index: int) -> bool:
+        """Whether a bucket has all its gradients."""
+        return len(self._sources[index]) == len(self._exchanges[index].bucket.slots)
+
     def launch(self, index: int) -> None:
         """Start a bucket, and those behind it that it held up, if it is full."""
         if not self._ordered:
@@ -66,12 +70,12 @@ class Step:
             self.launch(index)
 
     def _start(self, index: int) -> bool:
-        exchange, sources = self._exchanges[index], self._sources[index]
-        if index in self._flights or len(sources) < len(exchange.bucket.slots):
+        if index in self._flights or not self.is_full(index):
             return False
+        sources = self._sources[index]
         with self._timing():
             ordered = [sources[number] for number in range(len(sources))]
-            self._flights[index] = exchange.start(ordered, self._clock)
+            self._flights[index] = self._exchanges[index].start(ordered, self._clock)
         return True
 
     # All ranks settle.
@@ -110,12 +114,14 @@ class Step:
         source = flight.sources[place.slot]
         if not self.applied:
             return torch.full_like(source.grad, float("nan"))
-        with self._timing():
-            flat = exchange.view(flight, place.slot, scale)
-            if flat is None:
-                flat = output_for(source, flight.states[place.slot])
-                exchange.mean(flight, place.slot, flat, scale)
-            return deliver(flat, source.grad)
+        begun = perf_counter()
+        flat = exchange.view(flight, place.slot, scale)
+        if flat is None:
+            flat = output_for(source, flight.states[place.slot])
+            exchange.mean(flight, place.slot, flat, scale)
+        mean = deliver(flat, source.grad)
+        self._seconds += perf_counter() - begun
+        return mean
 
     def work(self, place: Place) -> Work | None:
         """The collective that carries a tensor's bucket right now."""

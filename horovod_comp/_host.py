@@ -65,6 +65,7 @@ class ReducingOptimizer(Protocol):
     """What is read of Horovod's optimizer, whose class is made at run time."""
 
     param_groups: list[dict[str, Any]]
+    process_set: hvd.ProcessSet
     _parameter_names: dict[torch.nn.Parameter, str]
     _requires_update: set[torch.nn.Parameter]
     _handles: dict[Any, Any]

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from types import FrameType
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -94,8 +93,7 @@ class Payload:
         return self.tensor.device
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """What Horovod asks for in one call.
 
     Attributes:
@@ -197,82 +195,93 @@ def _additions() -> dict[str, _Entry]:
     }
 
 
-class _Arguments(NamedTuple):
-    """What follows the tensors in a call of the C function; later releases may append more."""
-
-    divisor: int
-    name: bytes | str
-    op: int
-    prescale: float
-    postscale: float
+def _allreduce(tensor: Payload, _output: Payload, *rest: Any) -> _Handle:
+    return _launch((tensor,), *rest[:_ARGUMENTS], grouped=False)
 
 
-def _allreduce(tensor: Payload, _output: Payload, *rest: object) -> _Handle:
-    return _launch((tensor,), _Arguments._make(rest[: len(_Arguments._fields)]), grouped=False)
+def _grouped_allreduce(tensors: Sequence[Payload], _outputs: Sequence[Payload], *rest: Any) -> _Handle:
+    return _launch(tuple(tensors), *rest[:_ARGUMENTS], grouped=True)
 
 
-def _grouped_allreduce(tensors: Sequence[Payload], _outputs: Sequence[Payload], *rest: object) -> _Handle:
-    return _launch(tuple(tensors), _Arguments._make(rest[: len(_Arguments._fields)]), grouped=True)
+#: of a call of the C function, what follows the tensors; later releases may append more
+_ARGUMENTS = 5
 
 
-def _launch(payloads: tuple[Payload, ...], call: _Arguments, *, grouped: bool) -> _Handle:
-    return _owner(payloads)._launch(_request(payloads, call, sys._getframe(2), grouped=grouped))
-
-
-def _request(payloads: tuple[Payload, ...], call: _Arguments, caller: FrameType, *, grouped: bool) -> Request:
-    op = _operation(call)
-    if any(payload.differentiable for payload in payloads):
-        raise UsageError("gradients do not flow through a compressed reduction: detach() the tensor first")
-    frame = _reducing_frame(caller, _owner(payloads))
-    return Request(
+def _launch(
+    payloads: tuple[Payload, ...],
+    divisor: int,
+    name: bytes | str,
+    op: int,
+    prescale: float,
+    postscale: float,
+    *,
+    grouped: bool,
+) -> _Handle:
+    owner = _owner(payloads)
+    caller = sys._getframe(2)
+    method, variables = _reducing_call(caller, owner)
+    optimizer = variables.get("self")
+    request = Request(
         payloads=payloads,
-        name=(call.name.decode() if isinstance(call.name, bytes) else call.name) or None,
-        op=op,
-        scale=call.prescale * call.postscale,
-        process_set=caller.f_locals["process_set"],
+        name=(name.decode() if isinstance(name, bytes) else name) or None,
+        op=_operation(op, divisor),
+        scale=prescale * postscale,
+        # the C function gets a number only; its caller in Horovod has the object
+        process_set=caller.f_locals["process_set"] if optimizer is None else optimizer.process_set,
         grouped=grouped,
-        optimizer=frame.f_locals["self"] if frame else None,
-        parameters=_parameters(frame) if frame else (),
-        from_synchronize=frame is not None and _is(frame.f_back, "synchronize"),
+        optimizer=optimizer,
+        parameters=_parameters(variables),
+        from_synchronize=method is not None and method.f_back is not None and _name(method.f_back) == "synchronize",
     )
+    return owner._launch(request)
 
 
-def _operation(call: _Arguments) -> Literal["average", "sum"]:
+def _operation(op: int, divisor: int) -> Literal["average", "sum"]:
     # on ROCm an average arrives as a sum with a divisor
-    if call.op == mpi_ops.Average or (call.op == mpi_ops.Sum and call.divisor > 1):
+    if op == mpi_ops.Average or (op == mpi_ops.Sum and divisor > 1):
         return "average"
-    if call.op == mpi_ops.Sum:
+    if op == mpi_ops.Sum:
         return "sum"
     names = {mpi_ops.Adasum: "Adasum", mpi_ops.Min: "Min", mpi_ops.Max: "Max", mpi_ops.Product: "Product"}
     raise UnsupportedError(
-        f"op={names.get(call.op, call.op)} cannot reduce compressed gradients, which are only added up: "
+        f"op={names.get(op, op)} cannot reduce compressed gradients, which are only added up: "
         "use op=hvd.Average or op=hvd.Sum, or compression=hvd.Compression.none"
     )
 
 
 def _owner(payloads: Sequence[Payload]) -> Owner:
     owner = payloads[0].owner
-    if any(getattr(payload, "owner", None) is not owner for payload in payloads):
-        raise UsageError("one call mixes tensors of several compression objects: use one object per call")
+    for payload in payloads:
+        if getattr(payload, "owner", None) is not owner:
+            raise UsageError("one call mixes tensors of several compression objects: use one object per call")
+        if payload.differentiable:
+            raise UsageError("gradients do not flow through a compressed reduction: detach() the tensor first")
     return owner
 
 
-def _reducing_frame(caller: FrameType, owner: Owner) -> FrameType | None:
-    """The call of the optimizer's method that submits gradients and uses `owner`, if there is one."""
+_REDUCING = ("_allreduce_grad_async", "_grouped_allreduce_grad_async")
+
+
+def _reducing_call(caller: FrameType, owner: Owner) -> tuple[FrameType | None, dict[str, Any]]:
+    """The call of the optimizer's method that submits gradients and uses `owner`, and its variables; if there is one.
+
+    The variables are a snapshot that Python makes at every look, so they are looked at once.
+    """
     frame: FrameType | None = caller
     while frame is not None:
-        if _is(frame, "_allreduce_grad_async", "_grouped_allreduce_grad_async"):
-            optimizer = frame.f_locals.get("self")
-            if getattr(optimizer, "_compression", None) is owner:
-                return frame
+        if _name(frame) in _REDUCING:
+            variables = frame.f_locals
+            if getattr(variables.get("self"), "_compression", None) is owner:
+                return frame, variables
         frame = frame.f_back
-    return None
+    return None, {}
 
 
-def _is(frame: FrameType | None, *names: str) -> bool:
-    return frame is not None and frame.f_code.co_name in names
+def _name(frame: FrameType) -> str:
+    return frame.f_code.co_name
 
 
-def _parameters(frame: FrameType) -> tuple[torch.nn.Parameter, ...]:
-    variables = frame.f_locals
-    return tuple(variables["ps"]) if "ps" in variables else (variables["p"],)
+def _parameters(variables: dict[str, Any]) -> tuple[torch.nn.Parameter, ...]:
+    if "ps" in variables:
+        return tuple(variables["ps"])
+    return (variables["p"],) if variables else ()

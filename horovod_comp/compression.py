@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypedDict
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from typing_extensions import Unpack
@@ -72,6 +72,8 @@ class Compression:
         self._lock = threading.RLock()
         self._of_optimizers: WeakKeyDictionary[ReducingOptimizer, Session] = WeakKeyDictionary()
         self._of_calls: dict[str, Session] = {}
+        # looking into a weak dictionary for every gradient is slow
+        self._latest: tuple[Callable[[], ReducingOptimizer | None], Session | None] = (lambda: None, None)
         self._told_unnamed = False
         if hvd.is_initialized() and hvd.size() == 1:
             announce("one process: Horovod exchanges nothing, so nothing is compressed")
@@ -131,9 +133,12 @@ class Compression:
         return session.handle(names[0]) if request.grouped else Ticket.of(request.payloads[0])
 
     def _optimizer_session(self, request: Request, optimizer: ReducingOptimizer) -> Session:
-        session = self._of_optimizers.get(optimizer)
-        if session is None or not session.transport.current:
-            session = self._of_optimizers[optimizer] = self._open_optimizer(request, optimizer)
+        latest, session = self._latest
+        if latest() is not optimizer or session is None or not session.transport.current:
+            session = self._of_optimizers.get(optimizer)
+            if session is None or not session.transport.current:
+                session = self._of_optimizers[optimizer] = self._open_optimizer(request, optimizer)
+            self._latest = (ref(optimizer), session)
         if session.in_step and session.handles is not optimizer._handles:
             session.abandon()  # load_state_dict() has dropped the open handles
         session.handles = optimizer._handles

@@ -24,6 +24,10 @@ from .transport import HorovodTransport, HorovodWork
 __all__ = ["Session"]
 
 
+#: gradients are handed to the reducer when so many bytes of them have come
+BATCH_BYTES = 1 << 18
+
+
 class Session:
     """The gradients of one owner (an optimizer, or one call such as `hvd.allreduce`) over one process set.
 
@@ -50,6 +54,8 @@ class Session:
         self._homes: dict[str, GradientReducer] = {}
         self._homeless: dict[str, torch.Tensor] = {}
         self._submitted: set[str] = set()
+        self._batch: list[tuple[str, torch.Tensor, bool]] = []
+        self._batch_bytes = 0
         #: Horovod's open handles of the step
         self.handles: object = None
         self._reduced: dict[str, weakref.ref[torch.Tensor]] = {}
@@ -80,15 +86,15 @@ class Session:
         if name in self._submitted:
             self.abandon()
         self._submitted.add(name)
-        home = self._homes.get(name)
-        if home is None:
-            self._homeless[name] = grad
-        else:
-            home.ready(name, grad, donate=donate)
+        self._batch.append((name, grad, donate))
+        self._batch_bytes += grad.nbytes
+        if self._batch_bytes >= BATCH_BYTES:
+            self._hand_over()
 
     def take(self, name: str, scale: float) -> torch.Tensor:
         """The mean of a gradient, times `scale`. By now Horovod has submitted all that belongs to this step."""
         if self.in_step:
+            self._hand_over()
             self._house()
             for reducer in self._reducers:
                 reducer.flush()
@@ -97,6 +103,7 @@ class Session:
 
     def handle(self, name: str) -> SleepingHandle:
         """A handle for Horovod to wait for and to clear: that of the collective which carries the tensor."""
+        self._hand_over()
         work = self._homes[name].work(name)
         if isinstance(work, HorovodWork):
             return SleepingHandle(work.handle, work.done)
@@ -116,6 +123,16 @@ class Session:
         """Whether the parameter's gradient holds a mean, and no new step has begun."""
         return not self.in_step and name in self._reduced and self._reduced[name]() is parameter.grad
 
+    def _hand_over(self) -> None:
+        """Give the reducers what was submitted. Many small gradients in a row cost less than one between backwards."""
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        for name, grad, donate in batch:
+            home = self._homes.get(name)
+            if home is None:
+                self._homeless[name] = grad
+            else:
+                home.ready(name, grad, donate=donate)
+
     def _house(self) -> None:
         """Give what came for the first time a reducer, and start it."""
         if not self._homeless:
@@ -128,6 +145,7 @@ class Session:
 
     def abandon(self) -> None:
         """Drop the open step; all ranks must do so."""
+        self._hand_over()
         self._homeless = {}
         self._submitted.clear()
         for reducer in self._reducers:

@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 
 from ..compressors import NoCompression, State, TensorMeta, kernels
+from .delivery import deliver
 from .exchange import Clock, Exchange, Flight, Source
 from .plan import Bucket
 from .transport import Transport
@@ -60,13 +61,13 @@ class AllReduce(Exchange):
     def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
         if not self._identity:
             return None
-        if not flight.parts:
+        if not flight.means:
             # one pass over the bucket; who asks for different scales pays for the difference
             flight.scale = scale
-            flight.result.mul_(scale / self.transport.world_size)
-            flight.parts = list(flight.result.split(self._lengths))
-        part = flight.parts[slot]
-        return part if scale == flight.scale else part.mul_(scale / flight.scale)
+            parts = flight.result.mul_(scale / self.transport.world_size).split(self._lengths)
+            flight.means = [deliver(part, source.grad) for part, source in zip(parts, flight.sources, strict=True)]
+        mean = flight.means[slot]
+        return mean if scale == flight.scale else mean.mul_(scale / flight.scale)
 
     def _part(self, flight: Flight, slot: int) -> torch.Tensor:
         return flight.result[self._bounds[slot] : self._bounds[slot + 1]]

@@ -73,8 +73,8 @@ class Flight:
         failed: ranks whose codec raised; known after `finish`.
         error: what went wrong on this rank: its codec raised, or a message is not what it should be.
         wait_seconds: how long it has waited for the others.
-        scale: what the means in `parts` are multiplied with.
-        parts: the result cut into the slots' means, where gradients travel as they are.
+        means: by slot, where gradients travel as they are.
+        scale: what these are multiplied with.
     """
 
     clock: Clock
@@ -86,7 +86,7 @@ class Flight:
     error: Exception | None = None
     wait_seconds: float = 0.0
     scale: float = 1.0
-    parts: list[torch.Tensor] = field(default_factory=list)
+    means: list[torch.Tensor] = field(default_factory=list)
     work: Work | None = None
     result: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
@@ -143,7 +143,7 @@ class Exchange(ABC):
         """Write the mean over the ranks, times `scale`, to the flat `out`."""
 
     def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
-        """The mean in the result's own storage where it lies there in the gradient's dtype; else None."""
+        """The mean, in the gradient's shape, where the result holds it already; else None."""
         return None
 
     def own_range(self, slot: int) -> slice:

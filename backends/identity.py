@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .delivery import deliver
 from .exchange import Clock, Exchange, Flight, Source
 
 __all__ = ["Identity"]
@@ -29,5 +30,6 @@ class Identity(Exchange):
 
     def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
         source = flight.sources[slot]
-        grad = source.grad.detach() if source.donated else source.grad.detach().clone()
-        return grad.reshape(-1).mul_(scale) if scale != 1 else grad.reshape(-1)
+        flat = source.grad.detach().reshape(-1)
+        flat = flat if source.donated else flat.clone()
+        return deliver(flat.mul_(scale) if scale != 1 else flat, source.grad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -161,17 +161,24 @@ class GradientReducer:
         Raises:
             UsageError: the name is unknown or ready already, or the tensor does not fit its registration.
         """
+        self.ready_all([(name, grad)], donate=donate)
+
+    def ready_all(self, grads: Iterable[tuple[str, torch.Tensor]], *, donate: bool = False) -> None:
+        """`ready` for several gradients by name; costs less than one at a time."""
         with self._lock:
-            self._check(name, grad)
-            self._device = grad.device
-            self._arriving = self._arriving or self._begin()
-            place = self._registry.places[name]
-            if self._arriving.has(place):
-                raise UsageError(f"gradient {name!r} is ready already: call wait() or abandon() before the next step")
-            self._arriving.put(place, self._source(name, grad.detach(), donated=donate))
-            if self._arriving.is_full(place.bucket):
+            step, filled = self._arriving, set()
+            for name, grad in grads:
+                self._check(name, grad)
+                step = self._arriving = step or self._begin()
+                place = self._registry.places[name]
+                if step.has(place):
+                    raise UsageError(f"gradient {name!r} is ready already: wait() or abandon() comes first")
+                step.put(place, self._source(name, grad.detach(), donated=donate))
+                if step.is_full(place.bucket):
+                    filled.add(place.bucket)
+            if step is not None and filled:
                 with self._breaking():
-                    self._arriving.launch(place.bucket)
+                    step.launch(sorted(filled))
 
     def flush(self) -> None:
         """Count missing gradients as zeros and start every exchange that has not started."""
@@ -179,7 +186,7 @@ class GradientReducer:
             self._arriving = self._arriving or self._begin()
             self._arriving.fill(self._zeros)
             with self._breaking():
-                self._arriving.launch_all()
+                self._arriving.launch()
 
     def wait(self, name: str, scale: float = 1.0) -> torch.Tensor:
         """The mean of a gradient over the ranks, times `scale`, in the gradient's shape and dtype; once per step.
@@ -285,6 +292,7 @@ class GradientReducer:
         meta = self._registry.metas.get(name)
         if meta is None:
             raise UsageError(f"tensor {name!r} is not registered: call register() with it on every rank first")
+        self._device = grad.device
         if grad.shape != meta.shape or grad.dtype != meta.dtype:
             raise UsageError(
                 f"gradient {name!r} is {tuple(grad.shape)} {grad.dtype}, registered as {meta.shape} {meta.dtype}"

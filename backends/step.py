@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -56,18 +56,14 @@ class Step:
         """Whether a bucket has all its gradients."""
         return len(self._sources[index]) == len(self._exchanges[index].bucket.slots)
 
-    def launch(self, index: int) -> None:
-        """Start a bucket, and those behind it that it held up, if it is full."""
-        if not self._ordered:
-            self._start(index)
+    def launch(self, buckets: Iterable[int] | None = None) -> None:
+        """Start these buckets (None: all) as far as they are full, and those behind them that they held up."""
+        if self._ordered:
+            while len(self._flights) < len(self._exchanges) and self._start(len(self._flights)):
+                pass
             return
-        while len(self._flights) < len(self._exchanges) and self._start(len(self._flights)):
-            pass
-
-    def launch_all(self) -> None:
-        """Start every bucket that is full."""
-        for index in range(len(self._exchanges)):
-            self.launch(index)
+        for index in range(len(self._exchanges)) if buckets is None else buckets:
+            self._start(index)
 
     def _start(self, index: int) -> bool:
         if index in self._flights or not self.is_full(index):
@@ -87,7 +83,7 @@ class Step:
             PeerError: a codec raised on another rank. If it raised here, its own exception is raised.
             PayloadError: another rank sent what does not belong to this step.
         """
-        self.launch_all()
+        self.launch()
         pairs = [(exchange, self._flights[index]) for index, exchange in enumerate(self._exchanges)]
         with self._timing():
             for exchange, flight in pairs:
@@ -115,11 +111,11 @@ class Step:
         if not self.applied:
             return torch.full_like(source.grad, float("nan"))
         begun = perf_counter()
-        flat = exchange.view(flight, place.slot, scale)
-        if flat is None:
+        mean = exchange.view(flight, place.slot, scale)
+        if mean is None:
             flat = output_for(source, flight.states[place.slot])
             exchange.mean(flight, place.slot, flat, scale)
-        mean = deliver(flat, source.grad)
+            mean = deliver(flat, source.grad)
         self._seconds += perf_counter() - begun
         return mean
 

@@ -127,7 +127,7 @@ class Compression:
             # move the residuals a second time
             return _pass_through(request.payloads[0])
         for name, payload, parameter in zip(names, request.payloads, request.parameters, strict=True):
-            session.submit(name, payload.tensor, donate=True)
+            session.submit(name, payload.tensor)
             session.note_reduced(name, parameter)
             payload.take = partial(session.take, name, _scale(request, session))
         return session.handle(names[0]) if request.grouped else Ticket.of(request.payloads[0])
@@ -164,7 +164,7 @@ class Compression:
         metas = [meta_of(name, payload.tensor) for name, payload in zip(names, request.payloads, strict=True)]
         session = self._call_session(request, metas)
         for name, payload in zip(names, request.payloads, strict=True):
-            session.submit(name, payload.tensor, donate=False)
+            session.submit(name, payload.tensor)
             payload.take = partial(session.take, name, _scale(request, session))
         return session.handle(names[0])
 
@@ -195,7 +195,8 @@ class Compression:
             return GradientReducer(compressor, transport, name=name, **self._options)
 
         kind = f"gradwire.{request.process_set.process_set_id}.{kind}"
-        return Session(make_reducer, request.process_set, kind, [meta.name for meta in metas])
+        order = [meta.name for meta in metas]
+        return Session(make_reducer, request.process_set, kind, order, donate=request.optimizer is not None)
 
 
 def _scale(request: Request, session: Session) -> float:

@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import groupby
 
 import torch
 
@@ -37,6 +38,7 @@ class Session:
         kind: prefix of all collectives' names, which a number makes unique. Ranks must first use sessions of one kind
             in the same order; what counts is the first wait (with groups: the first gradient).
         order: the tensors' names in the order in which backward is expected to produce them.
+        donate: the gradients' storage may be overwritten and kept.
     """
 
     def __init__(
@@ -45,7 +47,10 @@ class Session:
         process_set: hvd.ProcessSet,
         kind: str,
         order: Sequence[str],
+        *,
+        donate: bool,
     ) -> None:
+        self._donate = donate
         self.transport = HorovodTransport(process_set)
         self._make_reducer = make_reducer
         self._kind = kind
@@ -54,7 +59,7 @@ class Session:
         self._homes: dict[str, GradientReducer] = {}
         self._homeless: dict[str, torch.Tensor] = {}
         self._submitted: set[str] = set()
-        self._batch: list[tuple[str, torch.Tensor, bool]] = []
+        self._batch: list[tuple[str, torch.Tensor]] = []
         self._batch_bytes = 0
         #: Horovod's open handles of the step
         self.handles: object = None
@@ -81,12 +86,12 @@ class Session:
         self._reducers.append(reducer)
         self._homes.update(dict.fromkeys((meta.name for meta in metas), reducer))
 
-    def submit(self, name: str, grad: torch.Tensor, *, donate: bool) -> None:
+    def submit(self, name: str, grad: torch.Tensor) -> None:
         """Hand over a gradient. A name that comes twice means that Horovod dropped the step before."""
         if name in self._submitted:
             self.abandon()
         self._submitted.add(name)
-        self._batch.append((name, grad, donate))
+        self._batch.append((name, grad))
         self._batch_bytes += grad.nbytes
         if self._batch_bytes >= BATCH_BYTES:
             self._hand_over()
@@ -126,12 +131,11 @@ class Session:
     def _hand_over(self) -> None:
         """Give the reducers what was submitted. Many small gradients in a row cost less than one between backwards."""
         batch, self._batch, self._batch_bytes = self._batch, [], 0
-        for name, grad, donate in batch:
-            home = self._homes.get(name)
-            if home is None:
-                self._homeless[name] = grad
+        for reducer, arrivals in groupby(batch, key=lambda arrival: self._homes.get(arrival[0])):
+            if reducer is None:
+                self._homeless.update(arrivals)
             else:
-                home.ready(name, grad, donate=donate)
+                reducer.ready_all(arrivals, donate=self._donate)
 
     def _house(self) -> None:
         """Give what came for the first time a reducer, and start it."""
@@ -140,8 +144,7 @@ class Session:
         grads = dict(sorted(self._homeless.items(), key=lambda item: self._rank_of.get(item[0], len(self._rank_of))))
         self._homeless = {}
         self.expect([meta_of(name, grad) for name, grad in grads.items()], [])
-        for name, grad in grads.items():
-            self._homes[name].ready(name, grad, donate=True)
+        self._reducers[-1].ready_all(grads.items(), donate=self._donate)
 
     def abandon(self) -> None:
         """Drop the open step; all ranks must do so."""

@@ -66,7 +66,7 @@ class GradientReducer:
         self.transport = transport
         self.step = 0
         self._name = name
-        self._timeout = timeout
+        self.timeout = timeout
         self._seed = seed
         self._lock = threading.RLock()
         self._registry = Registry(
@@ -110,7 +110,7 @@ class GradientReducer:
             if self.in_step:
                 raise UsageError("tensors can only be registered between steps: call wait() or abandon() first")
             first = not self._registry.metas
-            self._registry.add(metas, groups, step=self.step, timeout=self._timeout)
+            self._registry.add(metas, groups, step=self.step, timeout=self.timeout)
             self._per_step = self._registry.per_step()
             if first and self.transport.rank == 0:
                 announce(self._announcement())
@@ -177,7 +177,7 @@ class GradientReducer:
                 if step.is_full(place.bucket):
                     filled.add(place.bucket)
             if step is not None and filled:
-                with self._breaking():
+                with self.breaking():
                     step.launch(sorted(filled))
 
     def flush(self) -> None:
@@ -185,7 +185,7 @@ class GradientReducer:
         with self._lock:
             self._arriving = self._arriving or self._begin()
             self._arriving.fill(self._zeros)
-            with self._breaking():
+            with self.breaking():
                 self._arriving.launch()
 
     def wait(self, name: str, scale: float = 1.0) -> torch.Tensor:
@@ -246,12 +246,12 @@ class GradientReducer:
         """End the open step on all ranks. Whatever happens, the next `ready` begins a new one."""
         self.flush()
         step, self._arriving = self._arriving or self._begin(), None
-        with self._breaking():
-            step.settle(self._timeout)
+        with self.breaking():
+            step.settle(self.timeout)
         return step
 
     @contextmanager
-    def _breaking(self) -> Iterator[None]:
+    def breaking(self) -> Iterator[None]:
         """A failed collective ends the step and the reducer: other ranks may have applied what this one has not."""
         try:
             yield

@@ -52,6 +52,7 @@ _MPI_OPS = (
 _FUNCTIONS = {
     "_allreduce_async": (("tensor", "output", "process_set"), ("_check_function", "_handle_map")),
     "_grouped_allreduce_async": (("tensors", "outputs", "process_set"), ("_check_function", "_handle_map")),
+    "synchronize": ((), ("_handle_map", "horovod_torch_wait_and_clear")),
 }
 _METHODS = {
     "__init__": ((), ("_compression", "_parameter_names")),

@@ -7,7 +7,6 @@ Horovod is replaced. The two functions hand each request over to the compression
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -16,7 +15,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from ..backends.transport import sleep_until
 from ..compressors.errors import UnsupportedError, UsageError
 from ._host import ReducingOptimizer, hvd, mpi_ops
 
@@ -145,20 +143,20 @@ class Ticket(int):
 class SleepingHandle:
     """The handle of a real collective, for Horovod to wait for and to clear.
 
-    Horovod's own wait keeps a core busy. It asks for the handle's number when it begins to wait, and is made to sleep
-    there until there is nothing left to wait for.
+    Horovod's own wait keeps a core busy and knows no time limit. Before it begins, Horovod looks the handle up in its
+    map, and is made to sleep there: an error raised in that place reaches the user as it is.
 
     Args:
         handle: Horovod's number.
-        done: whether the collective has ended.
+        sleep: returns once there is nothing left to wait for, or raises.
     """
 
-    def __init__(self, handle: int, done: Callable[[], bool]) -> None:
+    def __init__(self, handle: int, sleep: Callable[[], None]) -> None:
         self._handle = handle
-        self._done = done
+        self._sleep = sleep
+        self._slept = False
 
     def __index__(self) -> int:
-        sleep_until(self._done, math.inf)
         return self._handle
 
     # Horovod finds its own entry by the handle, in a map with numbers as keys.
@@ -167,6 +165,9 @@ class SleepingHandle:
         return hash(self._handle)
 
     def __eq__(self, other: object) -> bool:
+        if not self._slept and _name(sys._getframe(1)) == "synchronize":
+            self._sleep()
+            self._slept = True  # from now on Horovod may clear the collective
         return self._handle == other
 
 

@@ -109,15 +109,14 @@ class Session:
     def handle(self, name: str) -> SleepingHandle:
         """A handle for Horovod to wait for and to clear: that of the collective which carries the tensor."""
         self._hand_over()
-        work = self._homes[name].work(name)
-        if isinstance(work, HorovodWork):
-            return SleepingHandle(work.handle, work.done)
-        # one rank alone has no collective; an empty one gives a handle
-        nothing = torch.empty(0)
-        handle = hvd.allreduce_async_(
-            nothing, name=f"{self._name}.alone.{name}", process_set=self.transport.process_set
-        )
-        return SleepingHandle(handle, partial(hvd.poll, handle))
+        reducer = self._homes[name]
+        work = reducer.work(name)
+        if not isinstance(work, HorovodWork):
+            # one rank alone has no collective; an empty one gives a handle
+            nothing, alone = torch.empty(0), f"{self._name}.alone.{name}"
+            handle = hvd.allreduce_async_(nothing, name=alone, process_set=self.transport.process_set)
+            work = HorovodWork(handle, nothing, 0, alone)
+        return SleepingHandle(work.handle, partial(_outlast, work, reducer))
 
     def note_reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
         """The parameter's gradient, the object that it is now, will hold the mean."""
@@ -153,6 +152,12 @@ class Session:
         self._submitted.clear()
         for reducer in self._reducers:
             reducer.abandon()
+
+
+def _outlast(work: HorovodWork, reducer: GradientReducer) -> None:
+    """Sleep until a collective has ended; one that takes too long ends its reducer, as it does in a step."""
+    with reducer.breaking():
+        work.sleep(reducer.timeout)
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:

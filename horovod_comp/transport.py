@@ -49,9 +49,17 @@ class HorovodWork(Work):
         gone = self._map is not mpi_ops._handle_map or self.handle not in self._map
         return settled or gone or hvd.poll(self.handle)
 
-    def wait(self, timeout: float) -> torch.Tensor:
+    def sleep(self, timeout: float) -> None:
+        """Return once `wait` would not block.
+
+        Raises:
+            TransportTimeout: as for `wait`.
+        """
         if not sleep_until(self.done, timeout):
             raise TransportTimeout(f"{self._name}: not finished within {timeout:g} s; another rank has not come")
+
+    def wait(self, timeout: float) -> torch.Tensor:
+        self.sleep(timeout)
         if self._error is None and self._result is None:
             self._error = self._settle()
         if self._error is not None:

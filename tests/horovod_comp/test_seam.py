@@ -10,7 +10,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from gradwire.compressors.errors import UnsupportedError, UsageError
+from gradwire.backends.transport import sleep_until
+from gradwire.compressors.errors import TransportTimeout, UnsupportedError, UsageError
 from gradwire.horovod_comp._host import missing_names, require
 from gradwire.horovod_comp._seam import Payload, Request, SleepingHandle, Ticket, install
 from horovod.torch import mpi_ops
@@ -38,7 +39,7 @@ class Recorder:
         if request.optimizer is not None and not request.grouped:
             return Ticket.of(request.payloads[0])
         handle = mpi_ops.allreduce_async_(torch.zeros(1), name=f"recorder.{request.name}")
-        return SleepingHandle(handle, partial(mpi_ops.poll, handle))
+        return SleepingHandle(handle, lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -135,18 +136,23 @@ def test_tickets_are_unique_and_never_a_handle_of_horovod(recorder: Recorder) ->
 
 def test_a_sleeping_handle_is_the_handle_once_the_collective_is_done(hvd: ModuleType) -> None:
     handle = hvd.allreduce_async_(torch.ones(2), name="asleep")
-    looked: list[bool] = []
-
-    def done() -> bool:
-        looked.append(hvd.poll(handle))
-        return looked[-1] and len(looked) > 3
-
-    sleeping = SleepingHandle(handle, done)
+    slept: list[bool] = []
+    sleeping = SleepingHandle(handle, lambda: slept.append(sleep_until(partial(hvd.poll, handle), 10.0)))
     assert sleeping in mpi_ops._handle_map
-    assert looked == []
+    assert slept == []
     assert hvd.synchronize(sleeping).tolist() == [1.0, 1.0]
-    assert len(looked) > 3
+    assert slept == [True]
     assert handle not in mpi_ops._handle_map
+
+
+def test_an_error_while_a_handle_sleeps_reaches_the_user_as_it_is(hvd: ModuleType) -> None:
+    def sleep() -> None:
+        raise TransportTimeout("bucket: not finished within 1 s")
+
+    handle = hvd.allreduce_async_(torch.ones(2), name="never")
+    with pytest.raises(TransportTimeout, match=r"^bucket: not finished within 1 s$"):
+        hvd.synchronize(SleepingHandle(handle, sleep))
+    assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
 
 
 # Functions: hvd.allreduce and hvd.grouped_allreduce.

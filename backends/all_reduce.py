@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 
 from ..compressors import NoCompression, State, TensorMeta, kernels
-from .delivery import deliver
+from .delivery import deliver, is_exclusive
 from .exchange import Clock, Exchange, Flight, Source
 from .plan import Bucket
 from .transport import Transport
@@ -74,8 +74,9 @@ class AllReduce(Exchange):
 
     def _flatten(self, sources: Sequence[Source]) -> torch.Tensor:
         """The bucket's gradients in a row; a donated gradient that fills a bucket alone is used as it is."""
-        if len(sources) == 1 and sources[0].donated and sources[0].grad.is_contiguous():
-            return sources[0].grad.reshape(-1)
+        grad = sources[0].grad
+        if len(sources) == 1 and sources[0].donated and grad.is_contiguous() and is_exclusive(grad):
+            return grad.reshape(-1)
         return torch.cat([source.grad.reshape(-1) for source in sources])
 
     def _encode_all(self, flight: Flight, sources: Sequence[Source]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from ..compressors import State
 from ..compressors.memory import RESIDUAL
 from .exchange import Source
 
-__all__ = ["deliver", "output_for", "scratch_for"]
+__all__ = ["deliver", "is_exclusive", "output_for", "scratch_for"]
 
 
 def scratch_for(grad: torch.Tensor, *, donated: bool) -> torch.Tensor:
@@ -37,6 +37,25 @@ def deliver(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like).copy_(flat.view(like.shape))
 
 
+def is_exclusive(grad: torch.Tensor) -> bool:
+    """Whether nothing but the gradient, and the tensor that it was detached from, looks at its storage.
+
+    A gradient may share it with another parameter's, or with one that backward has yet to use: autograd hands on
+    views, as for `(x @ w) + position[None]`. The last gradient of a bucket still belongs to backward and is not
+    exclusive either.
+    """
+    return _owners(grad) <= _OWNERS_OF_ONE + 1
+
+
 def _is_spare(grad: torch.Tensor) -> bool:
-    """Whether a given-away gradient is flat and fills its storage, so that no other view of that can exist."""
-    return grad.dtype == torch.float32 and grad.is_contiguous() and grad.untyped_storage().nbytes() == grad.nbytes
+    """Whether a given-away gradient is flat, fills its storage, and no other tensor looks at that."""
+    flat = grad.dtype == torch.float32 and grad.is_contiguous() and grad.untyped_storage().nbytes() == grad.nbytes
+    return flat and is_exclusive(grad)
+
+
+def _owners(tensor: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+#: the tensor, and the handle that the question itself takes
+_OWNERS_OF_ONE = _owners(torch.empty(1))

@@ -51,13 +51,16 @@ class Source:
         donated: whether the gradient's storage may be overwritten and kept.
         state: this tensor's state before the step.
         server: the state of this rank's shard of the tensor before the step (two-phase only).
-        scratch: flat storage for the new residual; may be the gradient's own.
+        keeps: the codec keeps a residual, and needs storage for the new one.
+        scratch: that storage, flat; may be the gradient's own. Set when the exchange starts: until then others may
+            look at the gradient.
     """
 
     grad: torch.Tensor
     donated: bool = False
     state: State = field(default_factory=dict)
     server: State = field(default_factory=dict)
+    keeps: bool = False
     scratch: torch.Tensor | None = None
 
 

@@ -14,7 +14,6 @@ from ..compressors import Compressor, State, TensorMeta, with_defaults
 from ..compressors.errors import ConfigError, TransportError, UsageError
 from ..compressors.memory import RESIDUAL
 from .announce import announce
-from .delivery import scratch_for
 from .exchange import Clock, Source
 from .plan import Planner
 from .registry import Place, Registry
@@ -281,8 +280,8 @@ class GradientReducer:
             self._last = replace(self._per_step, codec_seconds=codec, wait_seconds=wait)
 
     def _source(self, name: str, grad: torch.Tensor, *, donated: bool) -> Source:
-        scratch = scratch_for(grad, donated=donated) if name in self._registry.keeping else None
-        return Source(grad, donated, self._states.get(name, {}), self._servers.get(name, {}), scratch)
+        keeps = name in self._registry.keeping
+        return Source(grad, donated, self._states.get(name, {}), self._servers.get(name, {}), keeps)
 
     def _zeros(self, place: Place) -> Source:
         meta = self._registry.exchanges[place.bucket].bucket.slots[place.slot].meta

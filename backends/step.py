@@ -10,7 +10,7 @@ import torch
 
 from ..compressors import State
 from ..compressors.errors import PayloadError, PeerError
-from .delivery import deliver, output_for
+from .delivery import deliver, output_for, scratch_for
 from .exchange import Clock, Exchange, Flight, Source
 from .registry import Place
 from .transport import Work
@@ -71,6 +71,9 @@ class Step:
         sources = self._sources[index]
         with self._timing():
             ordered = [sources[number] for number in range(len(sources))]
+            for source in ordered:
+                if source.keeps:
+                    source.scratch = scratch_for(source.grad, donated=source.donated)
             self._flights[index] = self._exchanges[index].start(ordered, self._clock)
         return True
 

@@ -16,7 +16,7 @@ __all__ = ["Expected", "FAILED", "HEADER_BYTES", "NON_FINITE", "VERSION", "align
 VERSION = 1
 #: flag: this rank's input (with its residual) held NaN or inf
 NON_FINITE = 1
-#: flag: this rank's codec raised; its payloads are zero bytes
+#: flag: this rank's codec raised; its payloads mean nothing
 FAILED = 2
 
 _MAGIC = b"GW"

@@ -73,13 +73,17 @@ class Compression:
         self._of_optimizers: WeakKeyDictionary[ReducingOptimizer, Session] = WeakKeyDictionary()
         self._of_calls: dict[str, Session] = {}
         # looking into a weak dictionary for every gradient is slow
-        self._latest: tuple[Callable[[], ReducingOptimizer | None], Session | None] = (lambda: None, None)
+        self._latest: tuple[Callable[[], ReducingOptimizer | None], Callable[[], Session | None]] = _nothing, _nothing
         self._told_unnamed = False
         if hvd.is_initialized() and hvd.size() == 1:
             announce("one process: Horovod exchanges nothing, so nothing is compressed")
 
     def __repr__(self) -> str:
         return f"Compression({self.compressor!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy has the same options and no residuals."""
+        return _remade, (self.compressor, self._options)
 
     @property
     def statistics(self) -> Statistics:
@@ -133,12 +137,12 @@ class Compression:
         return session.handle(names[0]) if request.grouped else Ticket.of(request.payloads[0])
 
     def _optimizer_session(self, request: Request, optimizer: ReducingOptimizer) -> Session:
-        latest, session = self._latest
-        if latest() is not optimizer or session is None or not session.transport.current:
+        session = self._latest[1]()
+        if self._latest[0]() is not optimizer or session is None or not session.transport.current:
             session = self._of_optimizers.get(optimizer)
             if session is None or not session.transport.current:
                 session = self._of_optimizers[optimizer] = self._open_optimizer(request, optimizer)
-            self._latest = (ref(optimizer), session)
+            self._latest = ref(optimizer), ref(session)
         if session.in_step and session.handles is not optimizer._handles:
             session.abandon()  # load_state_dict() has dropped the open handles
         session.handles = optimizer._handles
@@ -207,3 +211,11 @@ def _scale(request: Request, session: Session) -> float:
 def _pass_through(payload: Payload) -> Ticket:
     payload.take = lambda: payload.tensor
     return Ticket.of(payload)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _remade(compressor: Compressor, options: ReducerOptions) -> Compression:
+    return Compression(compressor, **options)

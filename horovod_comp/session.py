@@ -106,6 +106,10 @@ class Session:
             self._submitted.clear()
         return self._homes[name].wait(name, scale)
 
+    def pending(self, name: str) -> torch.Tensor:
+        """This rank's part of the update that is still owed; see `GradientReducer.pending`."""
+        return self._homes[name].pending(name)
+
     def handle(self, name: str) -> SleepingHandle:
         """A handle for Horovod to wait for and to clear: that of the collective which carries the tensor."""
         self._hand_over()

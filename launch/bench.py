@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def table(title: str, rows: list[dict[str, float | str]]) -> Table:
     """The rows with their ratios to the first one."""
-    result = Table("row", "step, median", "ratio", "sent per step", "codec", "wait", "kept", "peak", title=title)
+    result = Table("row", "step, median", "ratio", "sent per step", "codec", "wait", title=title)
     for row in rows:
         result.add_row(
             str(row["row"]),
@@ -57,6 +57,5 @@ def table(title: str, rows: list[dict[str, float | str]]) -> Table:
             f"{float(row['step_s']) / float(rows[0]['step_s']):.2f}",
             f"{float(row['sent_bytes']) / 1e6:.3f} MB",
             *(f"{1000 * float(row[key]):.1f} ms" if key in row else "-" for key in ("codec_s", "wait_s")),
-            *(f"{float(row[key]) / 1e6:.0f} MB" for key in ("kept_bytes", "peak_bytes")),
         )
     return result

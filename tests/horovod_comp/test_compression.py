@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -42,6 +44,14 @@ def test_error_feedback_can_be_switched_off_and_shows(make: Callable[..., Compre
 
 def test_any_composition_of_the_core_will_do() -> None:
     assert "decay=0.9" in repr(Compression(ErrorFeedback(Codec(ratio=0.1), decay=0.9), timeout=5))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])  # noqa: S301
+def test_a_copy_has_the_same_options(copied: Callable[[Compression], Compression]) -> None:
+    original = TopK(ratio=0.2, min_numel=7, timeout=5, exchange="gather")
+    copy_ = copied(original)
+    assert repr(copy_) == repr(original)
+    assert copy_._options == {"timeout": 5, "exchange": "gather"}
 
 
 def test_the_class_in_place_of_an_instance() -> None:

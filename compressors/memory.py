@@ -7,11 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 
 from . import kernels
-from .base import Compressed, Compressor, Context, State, TensorMeta, refused
+from .base import Compressed, Compressor, Context, State, refused
 from .dense import NoCompression
 from .errors import ConfigError, UsageError
 from .options import check_fraction
 from .randomk import RandomK
+from .wrapper import Wrapper
 
 __all__ = ["ErrorFeedback", "RESIDUAL"]
 
@@ -20,7 +21,7 @@ RESIDUAL = "residual"
 
 
 @dataclass(frozen=True)
-class ErrorFeedback(Compressor):
+class ErrorFeedback(Wrapper):
     """`p = x + decay * e`; sends C(p); the new residual is `e = p - D(C(p))` (1809.07599, 1901.09847).
 
     One residual goes around the whole chain: `ErrorFeedback(TopK(values=FP16()))` also feeds back what the cast
@@ -31,7 +32,6 @@ class ErrorFeedback(Compressor):
         decay: share of the old residual that is added, in (0, 1].
     """
 
-    compressor: Compressor
     _: KW_ONLY
     decay: float = 1.0
 
@@ -44,45 +44,8 @@ class ErrorFeedback(Compressor):
         return False
 
     @property
-    def linear(self) -> bool:
-        return self.compressor.linear
-
-    @property
-    def sparse(self) -> bool:
-        return self.compressor.sparse
-
-    @property
-    def codec_id(self) -> int:
-        return self.compressor.codec_id
-
-    @property
     def elementwise_state(self) -> frozenset[str]:
         return self.compressor.elementwise_state | {RESIDUAL}
-
-    @property
-    def counters(self) -> frozenset[str]:
-        return self.compressor.counters
-
-    def summable(self, meta: TensorMeta) -> bool:
-        return self.compressor.summable(meta)
-
-    def init(self, meta: TensorMeta) -> State:
-        return self.compressor.init(meta)
-
-    def nbytes(self, meta: TensorMeta) -> int:
-        return self.compressor.nbytes(meta)
-
-    def entries(self, meta: TensorMeta) -> int | None:
-        return self.compressor.entries(meta)
-
-    def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
-        return self.compressor.wire_dtype(meta)
-
-    def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.compressor.decompress(payload, ctx, out)
-
-    def decompress_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float = 1.0) -> None:
-        self.compressor.decompress_add(payload, ctx, out, weight)
 
     def _compress(
         self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
@@ -94,12 +57,6 @@ class ErrorFeedback(Compressor):
         inner = self._encode(total, inner, ctx, payload)
         self._decode_add(payload, ctx, total, -1.0)
         return Compressed(payload, {**inner, RESIDUAL: total}, True)
-
-    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
-        return self.compressor._encode(flat, state, ctx, payload)
-
-    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
-        self.compressor._decode_add(payload, ctx, out, weight)
 
 
 def _total(

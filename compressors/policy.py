@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import NamedTuple
 
-import torch
-
-from .base import Compressed, Compressor, Context, State, TensorMeta
+from .base import Compressor, TensorMeta
 from .dense import Cast, NoCompression
 from .errors import ConfigError
 from .memory import ErrorFeedback
 from .options import check_int
+from .wrapper import Wrapper
 
 __all__ = ["Choice", "SizePolicy", "choose", "with_defaults", "without_memory"]
 
@@ -31,7 +30,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SizePolicy(Compressor):
+class SizePolicy(Wrapper):
     """Compresses tensors that are large enough to gain, and sends the others dense in the same bucket.
 
     Dense are tensors with few elements or dimensions, and those of which the codec would send every entry or no
@@ -43,7 +42,6 @@ class SizePolicy(Compressor):
         min_ndim: tensors with fewer dimensions are dense (biases and norms gain little and are sensitive).
     """
 
-    compressor: Compressor
     _: KW_ONLY
     min_numel: int = 1024
     min_ndim: int = 2
@@ -70,61 +68,8 @@ class SizePolicy(Compressor):
         )
         return next((reason for applies, reason in rules if applies), None)
 
-    @property
-    def unbiased(self) -> bool:
-        return self.compressor.unbiased
-
-    @property
-    def linear(self) -> bool:
-        return self.compressor.linear
-
-    @property
-    def sparse(self) -> bool:
-        return self.compressor.sparse
-
-    @property
-    def codec_id(self) -> int:
-        return self.compressor.codec_id
-
-    @property
-    def elementwise_state(self) -> frozenset[str]:
-        return self.compressor.elementwise_state
-
-    @property
-    def counters(self) -> frozenset[str]:
-        return self.compressor.counters
-
-    def summable(self, meta: TensorMeta) -> bool:
-        return self.choose(meta).codec.summable(meta)
-
-    def init(self, meta: TensorMeta) -> State:
-        return self.choose(meta).codec.init(meta)
-
-    def nbytes(self, meta: TensorMeta) -> int:
-        return self.choose(meta).codec.nbytes(meta)
-
-    def entries(self, meta: TensorMeta) -> int | None:
-        return self.choose(meta).codec.entries(meta)
-
-    def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
-        return self.choose(meta).codec.wire_dtype(meta)
-
-    def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.choose(ctx.meta).codec.decompress(payload, ctx, out)
-
-    def decompress_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float = 1.0) -> None:
-        self.choose(ctx.meta).codec.decompress_add(payload, ctx, out, weight)
-
-    def _compress(
-        self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
-    ) -> Compressed:
-        return self.choose(ctx.meta).codec._compress(vector, state, ctx, payload, scratch)
-
-    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
-        return self.choose(ctx.meta).codec._encode(flat, state, ctx, payload)
-
-    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
-        self.choose(ctx.meta).codec._decode_add(payload, ctx, out, weight)
+    def _codec(self, meta: TensorMeta) -> Compressor:
+        return self.choose(meta).codec
 
 
 def choose(compressor: Compressor, meta: TensorMeta) -> Choice:

@@ -10,15 +10,14 @@ Words used everywhere:
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from . import kernels
 from .errors import PayloadError, UsageError
+from .meta import Context, TensorMeta, check_dtype
 
 __all__ = [
     "ALIGNMENT",
@@ -36,50 +35,6 @@ State = dict[str, torch.Tensor]
 
 #: payloads of bytes start at multiples of this, so that every number inside lies where its type may lie
 ALIGNMENT = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorMeta:
-    """What every rank knows about a tensor; equal on all ranks.
-
-    Attributes:
-        name: the parameter's name; states are keyed by it.
-        shape: the gradient's shape, `()` for a scalar.
-        dtype: the gradient's dtype; decoded tensors come back in it.
-        summands: how many payloads the wire adds up before they are decoded (the world size under an
-            all-reduce, else 1). Casts to a narrow range divide by it beforehand.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    summands: int = 1
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes of the uncompressed gradient."""
-        return self.numel * self.dtype.itemsize
-
-
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """Where and when a tensor is compressed.
-
-    Attributes:
-        meta: the tensor.
-        step: number of applied steps so far.
-        rank: this rank within its group; only per-rank randomness may depend on it.
-        seed: the base seed, equal on all ranks.
-    """
-
-    meta: TensorMeta
-    step: int = 0
-    rank: int = 0
-    seed: int = 0
 
 
 class Compressed(NamedTuple):
@@ -174,7 +129,7 @@ class Compressor(ABC):
         """Encode a gradient.
 
         Args:
-            x: the gradient: any floating dtype, any strides, `ctx.meta.numel` elements. Not changed,
+            x: the gradient: fp16, bf16, fp32 or fp64, any strides, `ctx.meta.numel` elements. Not changed,
                 unless it shares its storage with `scratch`.
             state: this tensor's state from the last applied step. Not changed.
             ctx: name, shape, step, rank and seed.
@@ -185,6 +140,7 @@ class Compressor(ABC):
 
         Raises:
             UsageError: `x`, `out` or `scratch` does not fit `ctx.meta`.
+            UnsupportedError: `x` has another dtype than these.
         """
         meta = ctx.meta
         payload = self._payload(meta, out, x.device)
@@ -263,10 +219,9 @@ class Compressor(ABC):
 
 def as_vector(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     """`x` as a contiguous vector in logical order; shares storage where `x` already is contiguous."""
-    if x.numel() != meta.numel or not x.is_floating_point():
-        raise UsageError(
-            f"{meta.name}: got {x.dtype} with {x.numel()} elements, expected floating point with {meta.numel}"
-        )
+    check_dtype(meta.name, x.dtype)
+    if x.numel() != meta.numel:
+        raise UsageError(f"{meta.name}: got {x.numel()} elements, expected {meta.numel}")
     return x.detach().reshape(-1).contiguous()
 
 

@@ -206,10 +206,8 @@ def test_tensors_that_do_not_fit_are_refused(compressor: Compressor) -> None:
     x = torch.ones(64)
     ctx = context(x)
     result = compressor.compress(x, {}, ctx)
-    with pytest.raises(UsageError, match="63 elements, expected floating point with 64"):
+    with pytest.raises(UsageError, match="got 63 elements, expected 64"):
         compressor.compress(x[1:], {}, ctx)
-    with pytest.raises(UsageError, match=r"got torch\.int64"):
-        compressor.compress(x.long(), {}, ctx)
     with pytest.raises(UsageError, match="expected contiguous float32"):
         compressor.compress(x, {}, ctx, scratch=torch.empty(63))
     with pytest.raises(UsageError, match="the payload needs contiguous"):

@@ -155,7 +155,8 @@ class Compressor(ABC):
         Args:
             payload: as `compress` made it; 1-D. Not changed.
             ctx: the tensor, and the step and seed under which it was encoded. The rank does not matter.
-            out: a flat tensor to overwrite and return; without it a new tensor of `ctx.meta`'s shape and dtype.
+            out: a flat tensor to overwrite and return; without it a new tensor of `ctx.meta`'s shape and dtype
+                (where a decoded value is beyond that dtype's range, it is inf).
 
         Raises:
             PayloadError: the payload is truncated, oversized or corrupt. Then `out` holds no part of it.

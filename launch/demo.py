@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from ..compressors import parse_spec
-from ..compressors.errors import ConfigError, MissingDependencyError
+from ..compressors.errors import MissingDependencyError
+from .arguments import between, spec
 from .runs import Job, Launcher, horovod_problem
 
 __all__ = ["add_arguments", "run"]
@@ -32,26 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"may be given several times (default: {', '.join(COMPRESSIONS)})",
     )
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="for picture, reports and logs")
-
-
-def between(low: int, high: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from `low` to `high`."""
-
-    def number(text: str) -> int:
-        if text.isdecimal() and low <= int(text) <= high:
-            return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed are whole numbers from {low} to {high}")
-
-    return number
-
-
-def spec(text: str) -> str:
-    """An argparse type: a spec string that `parse_spec` understands."""
-    try:
-        parse_spec(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 def run(options: argparse.Namespace) -> int:

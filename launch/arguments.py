@@ -1,0 +1,40 @@
+"""Types for argparse that refuse a bad value with the allowed ones named."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+
+from ..compressors import parse_spec
+from ..compressors.errors import ConfigError
+
+__all__ = ["between", "file_to_write", "spec"]
+
+
+def between(low: int, high: int) -> Callable[[str], int]:
+    """A whole number from `low` to `high`."""
+
+    def number(text: str) -> int:
+        if text.isdecimal() and low <= int(text) <= high:
+            return int(text)
+        raise ArgumentTypeError(f"{text!r} is not allowed; allowed are whole numbers from {low} to {high}")
+
+    return number
+
+
+def spec(text: str) -> str:
+    """A spec string that `parse_spec` understands."""
+    try:
+        parse_spec(text)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from error
+    return text
+
+
+def file_to_write(text: str) -> Path:
+    """A file that is there or can be made, so that no result is lost when it comes to writing it."""
+    path = Path(text)
+    if not path.parent.is_dir() or path.is_dir():
+        raise ArgumentTypeError(f"{text!r} is not allowed; allowed is a file in a folder that exists")
+    return path

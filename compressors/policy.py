@@ -101,7 +101,9 @@ def without_memory(compressor: Compressor) -> Compressor:
     if isinstance(compressor, SizePolicy):
         return replace(compressor, compressor=without_memory(compressor.compressor))
     codec = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor
-    return replace(codec, error_feedback=False) if codec.wants_memory else codec  # type: ignore[call-arg]
+    if not codec.wants_memory:
+        return codec
+    return replace(codec, error_feedback=False)  # pyright: ignore[reportArgumentType] - codecs are dataclasses
 
 
 def _remembering(compressor: Compressor) -> Compressor:

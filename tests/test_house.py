@@ -90,8 +90,9 @@ def check_returns(name: str, thing: object, module: ModuleType) -> None:
         for method, function in vars(thing).items():
             inner = function.fget if isinstance(function, property) else function
             inner = getattr(inner, "__func__", inner)
-            written = inspect.isfunction(inner) and inner.__module__.startswith("gradwire")
-            if written and not method.startswith("_") and "<string>" not in inner.__code__.co_filename:
+            if method.startswith("_") or not inspect.isfunction(inner) or not inner.__module__.startswith("gradwire"):
+                continue
+            if "<string>" not in inner.__code__.co_filename:
                 check_returns(f"{name}.{method}", inner, module)
 
 
@@ -156,8 +157,17 @@ def test_functions_and_files_are_short() -> None:
         assert text.count("\n") <= 300, f"{label(path)} is too long"
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
-                body = node.body[1:] if ast.get_docstring(node) else node.body
-                lengths.append(body[-1].end_lineno - body[0].lineno + 1 if body else 0)
+                lengths.append(length(node))
                 assert lengths[-1] <= 60, f"{label(path)}: {node.name} is too long"
     assert statistics.median(lengths) <= 8
     assert statistics.quantiles(lengths, n=10)[-1] <= 30
+
+
+def length(function: ast.FunctionDef) -> int:
+    """Lines of the body without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    if not body:
+        return 0
+    end = body[-1].end_lineno
+    assert end is not None
+    return end - body[0].lineno + 1

@@ -69,7 +69,7 @@ def test_the_snippet_without_horovod_runs() -> None:
 @pytest.mark.parametrize("row", table(), ids=lambda row: row[0].strip("`"))
 def test_a_row_of_the_table_tells_the_truth(row: list[str]) -> None:
     code, nbytes, exchange, biased, memory = row
-    codec = eval(code.strip("`"), vars(gradwire))  # noqa: S307 - the README's own code
+    codec = eval(code.strip("`"), dict(vars(gradwire)))  # noqa: S307 - the README's own code
     assert f"{codec.nbytes(META) / META.numel:.3f}" == nbytes
     planner = Planner(with_defaults(codec), LocalTransport.group(4)[0], "auto", 1 << 20)
     assert planner.buckets([[META]], "x")[0].lane.kind == exchange.replace("-", "_")
@@ -102,6 +102,6 @@ def test_links_lead_somewhere() -> None:
 
 def test_error_feedback_can_be_switched_off_as_the_readme_says() -> None:
     for row in table():
-        codec = eval(row[0].strip("`"), vars(gradwire))  # noqa: S307 - the README's own code
+        codec = eval(row[0].strip("`"), dict(vars(gradwire)))  # noqa: S307 - the README's own code
         if hasattr(codec, "error_feedback"):
             assert not remembers(replace(codec, error_feedback=False))

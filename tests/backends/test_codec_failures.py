@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from gradwire import ErrorFeedback, PeerError, SizePolicy
+from gradwire import Context, ErrorFeedback, PeerError, SizePolicy
 from gradwire.backends import GradientReducer, Transport, run_ranks
 from support.reducing import (
     SHAPES,
@@ -114,10 +114,10 @@ def test_a_users_state_counts_steps_not_messages(exchange: str) -> None:
 class Unreadable(Truncated):
     """Fails where an average of several ranks is formed, on one rank alone."""
 
-    def _decode_add(self, payload: torch.Tensor, ctx: object, out: torch.Tensor, weight: float) -> None:
-        if weight > 0 and self.trap.rank == getattr(ctx, "rank", None):
+    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        if weight > 0 and self.trap.rank == ctx.rank:
             raise ArithmeticError("unreadable")
-        super()._decode_add(payload, ctx, out, weight)  # type: ignore[arg-type]
+        super()._decode_add(payload, ctx, out, weight)
 
 
 def test_a_decoder_that_raises_between_the_phases_is_a_peers_failure_too() -> None:

@@ -92,7 +92,7 @@ def test_nonsense_is_refused(inner: Compressor, text: str) -> None:
 
 def test_a_class_is_not_a_compressor() -> None:
     with pytest.raises(ConfigError, match="expected a compressor such as"):
-        ErrorFeedback(TopK)  # pyright: ignore[reportArgumentType]
+        ErrorFeedback(TopK)  # pyright: ignore[reportArgumentType] - wrong on purpose
 
 
 @pytest.mark.parametrize("decay", [0, -1.0, 1.5, float("nan"), "1", True, None])

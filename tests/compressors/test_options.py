@@ -46,7 +46,7 @@ def test_an_unknown_option_is_refused(codec: type[Compressor]) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'rato'"):
         codec(**{"rato": 0.1})
     with pytest.raises(TypeError, match="positional"):
-        codec(0.1)  # pyright: ignore[reportCallIssue]
+        codec(0.1)  # pyright: ignore[reportCallIssue] - wrong on purpose
 
 
 @pytest.mark.parametrize("ratio", [1, 1.0, 0.5, 1e-9])

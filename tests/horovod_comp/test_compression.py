@@ -56,4 +56,4 @@ def test_a_copy_has_the_same_options(copied: Callable[[Compression], Compression
 
 def test_the_class_in_place_of_an_instance() -> None:
     with pytest.raises(UsageError, match=r"TopK\(ratio=0.01\)"):
-        TopK.compress(None)  # type: ignore[arg-type]
+        TopK.compress(None)  # pyright: ignore[reportArgumentType] - wrong on purpose

@@ -85,7 +85,7 @@ def test_a_model_of_two_dtypes(make: Callable[[], Compression]) -> None:
 def test_channels_last(make: Callable[[], Compression]) -> None:
     net = filled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)))
     plain = filled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)))
-    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch does not declare this form
     optimizer = wrapped(net, make())
     for number in range(3):
         x = noise((2, 3, 6, 6), number, hvd.rank())

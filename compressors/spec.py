@@ -2,11 +2,13 @@
 
 A spec is a codec's name and, after a colon, options. Names and options are those of the dataclasses, and so are
 the checks. A codec as an option's value takes its own options in parentheses: `topk:values=int8(block=64)`.
+`make_codec` does the same for a name and options that come apart already, as from a configuration file.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from .options import nearest
 from .randomk import RandomK
 from .topk import TopK
 
-__all__ = ["format_spec", "parse_spec"]
+__all__ = ["format_spec", "make_codec", "option_names", "parse_spec"]
 
 _CODECS = {
     "bf16": BF16,
@@ -56,33 +58,59 @@ def format_spec(compressor: Compressor) -> str:
     return f"{name}:{options}" if options else name
 
 
-def _build(name: str, options: str) -> Compressor:
+def option_names(name: str) -> list[str]:
+    """The options of the codec of this name.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
     _check_known("compressor", name, list(_CODECS))
-    codec = _CODECS[name]
-    allowed = [field.name for field in fields(codec)]
-    chosen: dict[str, Any] = {}
+    return [field.name for field in fields(_CODECS[name])]
+
+
+def make_codec(name: str, options: Mapping[str, object]) -> Compressor:
+    """The codec of this name, with options of the types that it declares; a codec among them may be a string.
+
+    Raises:
+        ConfigError: an unknown name or option, or a value out of range; the text names what is allowed.
+    """
+    allowed = option_names(name)
+    for key in options:
+        _check_known(f"option of {name}", key, allowed)
+    chosen: dict[str, Any] = {
+        key: _nested(value) or value if isinstance(value, str) else value for key, value in options.items()
+    }
+    return _CODECS[name](**chosen)
+
+
+def _build(name: str, options: str) -> Compressor:
+    allowed = option_names(name)
+    chosen: dict[str, object] = {}
     for option in filter(None, map(str.strip, _COMMAS_OUTSIDE_PARENTHESES.split(options))):
         key, equals, value = map(str.strip, option.partition("="))
         _check_known(f"option of {name}", key, allowed)
         if not equals or key in chosen:
             raise ConfigError(f"{name}: option {option!r}, expected each once, as {key}=value")
         chosen[key] = _value(value)
-    return codec(**chosen)
+    return make_codec(name, chosen)
 
 
 def _value(text: str) -> object:
-    """Numbers, words and codecs; anything else stays a string, which the codec's own checks judge."""
+    """Numbers and words; codecs and anything else stay strings."""
     if text in _WORDS:
         return _WORDS[text]
-    nested = _NESTED.fullmatch(text)
-    if nested and nested[1] in _CODECS:
-        return _build(nested[1], nested[2] or "")
     for number in (int, float):
         try:
             return number(text)
         except ValueError:
             continue
     return text
+
+
+def _nested(text: str) -> Compressor | None:
+    """The codec that the value of an option stands for; None if it is another string, for the codec's own checks."""
+    nested = _NESTED.fullmatch(text)
+    return _build(nested[1], nested[2] or "") if nested and nested[1] in _CODECS else None
 
 
 def _describe(compressor: Compressor) -> tuple[str, str]:

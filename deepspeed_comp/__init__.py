@@ -1,9 +1,17 @@
-"""Gradient compression for DeepSpeed.
-
-Nothing is here yet: the 1-bit optimizers, the 1-bit-style communication backends and gradient compression at every
-ZeRO stage are being built on the reducers of `gradwire.backends`.
-"""
+"""Gradient compression for an unmodified DeepSpeed. Importing this package registers it: see `register`."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from .backends import CompressedBackend, MpiBackend, NcclBackend
+from .compressed_allreduce import compressed_allreduce
+from .registration import register
+
+__all__ = [
+    "CompressedBackend",
+    "MpiBackend",
+    "NcclBackend",
+    "compressed_allreduce",
+    "register",
+]
+
+register()

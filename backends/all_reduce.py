@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ..compressors import NoCompression, State, TensorMeta, kernels
 from .delivery import deliver, is_exclusive
@@ -29,7 +30,6 @@ class AllReduce(Exchange):
         self._metas = [replace(slot.meta, summands=transport.world_size) for slot in bucket.slots]
         itemsize = bucket.lane.dtype.itemsize
         lengths = [slot.codec.nbytes(meta) // itemsize for slot, meta in zip(bucket.slots, self._metas, strict=True)]
-        self._lengths = lengths
         self._bounds = [0, *accumulate(lengths)]
         self._identity = all(isinstance(slot.codec, NoCompression) for slot in bucket.slots)
 
@@ -44,6 +44,9 @@ class AllReduce(Exchange):
         if self._identity:
             flight.states = [source.state for source in sources]
         flight.work = self.transport.all_reduce(flat, self.bucket.name)
+        if self._identity:
+            # the sum will be in the same place; cutting it up now costs nothing, as others have to come first
+            flight.means = _unflatten_dense_tensors(flat, [source.grad for source in sources])
         return flight
 
     def finish(self, flight: Flight, timeout: float) -> None:
@@ -61,12 +64,13 @@ class AllReduce(Exchange):
     def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
         if not self._identity:
             return None
-        if not flight.means:
+        if flight.scale is None:
             # one pass over the bucket; who asks for different scales pays for the difference
             flight.scale = scale
-            parts = flight.result.mul_(scale / self.transport.world_size).split(self._lengths)
-            flight.means = [deliver(part, source.grad) for part, source in zip(parts, flight.sources, strict=True)]
-        mean = flight.means[slot]
+            flight.result.mul_(scale / self.transport.world_size)
+        mean, grad = flight.means[slot], flight.sources[slot].grad
+        if not grad.is_contiguous():
+            mean = deliver(mean.reshape(-1), grad)
         return mean if scale == flight.scale else mean.mul_(scale / flight.scale)
 
     def _part(self, flight: Flight, slot: int) -> torch.Tensor:
@@ -75,9 +79,10 @@ class AllReduce(Exchange):
     def _flatten(self, sources: Sequence[Source]) -> torch.Tensor:
         """The bucket's gradients in a row; a donated gradient that fills a bucket alone is used as it is."""
         grad = sources[0].grad
-        if len(sources) == 1 and sources[0].donated and grad.is_contiguous() and is_exclusive(grad):
-            return grad.reshape(-1)
-        return torch.cat([source.grad.reshape(-1) for source in sources])
+        if len(sources) == 1:
+            own = sources[0].donated and grad.is_contiguous() and is_exclusive(grad)
+            return grad.view(-1) if own else grad.reshape(-1).clone()
+        return _flatten_dense_tensors([source.grad for source in sources])
 
     def _encode_all(self, flight: Flight, sources: Sequence[Source]) -> torch.Tensor:
         flat = torch.empty(self._bounds[-1], dtype=self.bucket.lane.dtype, device=sources[0].grad.device)

@@ -38,13 +38,13 @@ def deliver(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def is_exclusive(grad: torch.Tensor) -> bool:
-    """Whether nothing but the gradient, and the tensor that it was detached from, looks at its storage.
+    """Whether nothing but the gradient looks at its storage.
 
     A gradient may share it with another parameter's, or with one that backward has yet to use: autograd hands on
     views, as for `(x @ w) + position[None]`. The last gradient of a bucket still belongs to backward and is not
     exclusive either.
     """
-    return _owners(grad) <= _OWNERS_OF_ONE + 1
+    return _owners(grad) <= _OWNERS_OF_ONE
 
 
 def _is_spare(grad: torch.Tensor) -> bool:

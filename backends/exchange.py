@@ -42,7 +42,7 @@ class Clock:
         return Context(meta=meta, step=self.step, rank=self.rank, seed=self.seed)
 
 
-@dataclass
+@dataclass(slots=True)
 class Source:
     """A slot's input to a step.
 
@@ -77,7 +77,7 @@ class Flight:
         error: what went wrong on this rank: its codec raised, or a message is not what it should be.
         wait_seconds: how long it has waited for the others.
         means: by slot, where gradients travel as they are.
-        scale: what these are multiplied with.
+        scale: what these were multiplied with; None: nothing yet.
     """
 
     clock: Clock
@@ -88,8 +88,8 @@ class Flight:
     failed: set[int] = field(default_factory=set)
     error: Exception | None = None
     wait_seconds: float = 0.0
-    scale: float = 1.0
-    means: list[torch.Tensor] = field(default_factory=list)
+    scale: float | None = None
+    means: Sequence[torch.Tensor] = ()
     work: Work | None = None
     result: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 

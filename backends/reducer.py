@@ -16,14 +16,17 @@ from ..compressors.memory import RESIDUAL
 from .announce import announce
 from .exchange import Clock, Source
 from .plan import Planner
-from .registry import Place, Registry
-from .statistics import Statistics, StepStatistics
+from .registry import Entry, Place, Registry
+from .statistics import Account, Statistics
 from .step import Step
 from .transport import Transport, Work
 
 __all__ = ["GradientReducer"]
 
 MIB = 1 << 20
+
+#: what a tensor has that keeps nothing, or nothing yet; states are never changed
+NO_STATE: State = {}
 
 
 class GradientReducer:
@@ -85,10 +88,7 @@ class GradientReducer:
         self._untaken: set[str] = set()
         self._broken: TransportError | None = None
         self._device = torch.device("cpu")
-        self._skipped = 0
-        self._per_step = StepStatistics()
-        self._last = StepStatistics()
-        self._before_last = StepStatistics()
+        self._account = Account()
 
     # Before the first step.
 
@@ -110,7 +110,7 @@ class GradientReducer:
                 raise UsageError("tensors can only be registered between steps: call wait() or abandon() first")
             first = not self._registry.metas
             self._registry.add(metas, groups, step=self.step, timeout=self.timeout)
-            self._per_step = self._registry.per_step()
+            self._account.per_step = self._registry.per_step()
             if first and self.transport.rank == 0:
                 announce(self._announcement())
 
@@ -129,18 +129,9 @@ class GradientReducer:
         """What was sent and how long it took."""
         with self._lock:
             self._note_last()
-            return replace(
-                self._registry.statistics(),
-                steps=self.step,
-                skipped_steps=self._skipped,
-                saturated=self._saturated(),
-                last=self._last,
-                total=self._before_last + self._last,
-            )
-
-    def _saturated(self) -> int:
-        states = [*self._states.values(), *self._servers.values()]
-        return sum(int(state["saturated"]) for state in states if "saturated" in state)
+            states = [*self._states.values(), *self._servers.values()]
+            saturated = sum(int(state["saturated"]) for state in states if "saturated" in state)
+            return replace(self._account.of(self._registry.statistics()), steps=self.step, saturated=saturated)
 
     def _announcement(self) -> str:
         if self.transport.world_size == 1:
@@ -165,16 +156,14 @@ class GradientReducer:
     def ready_all(self, grads: Iterable[tuple[str, torch.Tensor]], *, donate: bool = False) -> None:
         """`ready` for several gradients by name; costs less than one at a time."""
         with self._lock:
-            step, filled = self._arriving, set()
+            step, filled = self._arriving, []
             for name, grad in grads:
-                self._check(name, grad)
+                entry = self._entry(name, grad)
                 step = self._arriving = step or self._begin()
-                place = self._registry.places[name]
-                if step.has(place):
+                if step.has(entry.place):
                     raise UsageError(f"gradient {name!r} is ready already: wait() or abandon() comes first")
-                step.put(place, self._source(name, grad.detach(), donated=donate))
-                if step.is_full(place.bucket):
-                    filled.add(place.bucket)
+                if step.put(entry.place, self._source(name, grad, entry, donated=donate)):
+                    filled.append(entry.place.bucket)
             if step is not None and filled:
                 with self.breaking():
                     step.launch(sorted(filled))
@@ -199,17 +188,16 @@ class GradientReducer:
                 self._commit(self._settle())
             if self._settled is None or name not in self._untaken:
                 raise UsageError(f"there is no mean of {name!r} to take: it is taken once per step, after ready()")
-            self._untaken.discard(name)
-            mean = self._settled.mean(self._registry.places[name], scale)
+            self._untaken.remove(name)
+            mean = self._settled.mean(self._registry.entries[name].place, scale)
             if not self._untaken:
                 self._retire()
             return mean
 
     def work(self, name: str) -> Work | None:
         """The collective that carries a tensor right now; None before its bucket is full, and for one rank alone."""
-        place = self._registry.places[name]
         step = self._arriving or self._settled
-        return None if step is None else step.work(place)
+        return None if step is None else step.work(self._registry.entries[name].place)
 
     def pending(self, name: str) -> torch.Tensor:
         """This rank's part of the update that is still owed: summed over the ranks, mean gradients minus means given.
@@ -217,7 +205,7 @@ class GradientReducer:
         fp32, in the gradient's shape; zero where nothing is compressed or error feedback is off.
         """
         with self._lock:
-            place, meta = self._registry.places[name], self._registry.metas[name]
+            place, meta = self._registry.entries[name].place, self._registry.metas[name]
             owed = torch.zeros(meta.numel, device=self._device)
             if RESIDUAL in (state := self._states.get(name, {})):
                 owed += state[RESIDUAL] / self.transport.world_size
@@ -260,14 +248,11 @@ class GradientReducer:
 
     def _commit(self, step: Step) -> None:
         if step.applied:
-            for name, place in self._registry.places.items():
+            for name, place in self._registry.stateful.items():
                 self._states[name], self._servers[name] = step.states(place)
             self.step += 1
-        else:
-            self._skipped += 1
-        self._settled, self._untaken = step, set(self._registry.places)
-        self._before_last += self._last
-        self._last = StepStatistics()
+        self._account.begin(applied=step.applied)
+        self._settled, self._untaken = step, set(self._registry.entries)
 
     def _retire(self) -> None:
         """Let go of a settled step and its buffers; means that nobody took are dropped."""
@@ -276,23 +261,25 @@ class GradientReducer:
 
     def _note_last(self) -> None:
         if self._settled is not None:
-            codec, wait = self._settled.seconds()
-            self._last = replace(self._per_step, codec_seconds=codec, wait_seconds=wait)
+            self._account.note(*self._settled.seconds())
 
-    def _source(self, name: str, grad: torch.Tensor, *, donated: bool) -> Source:
-        keeps = name in self._registry.keeping
-        return Source(grad, donated, self._states.get(name, {}), self._servers.get(name, {}), keeps)
+    def _source(self, name: str, grad: torch.Tensor, entry: Entry, *, donated: bool) -> Source:
+        grad = grad.detach() if grad.requires_grad else grad
+        state, server = self._states.get(name, NO_STATE), self._servers.get(name, NO_STATE)
+        return Source(grad, donated, state, server, entry.keeps)
 
     def _zeros(self, place: Place) -> Source:
         meta = self._registry.exchanges[place.bucket].bucket.slots[place.slot].meta
-        return self._source(meta.name, torch.zeros(meta.shape, dtype=meta.dtype, device=self._device), donated=True)
+        zeros = torch.zeros(meta.shape, dtype=meta.dtype, device=self._device)
+        return self._source(meta.name, zeros, self._registry.entries[meta.name], donated=True)
 
-    def _check(self, name: str, grad: torch.Tensor) -> None:
-        meta = self._registry.metas.get(name)
-        if meta is None:
+    def _entry(self, name: str, grad: torch.Tensor) -> Entry:
+        entry = self._registry.entries.get(name)
+        if entry is None:
             raise UsageError(f"tensor {name!r} is not registered: call register() with it on every rank first")
         self._device = grad.device
-        if grad.shape != meta.shape or grad.dtype != meta.dtype:
+        if grad.shape != entry.shape or grad.dtype != entry.dtype:
             raise UsageError(
-                f"gradient {name!r} is {tuple(grad.shape)} {grad.dtype}, registered as {meta.shape} {meta.dtype}"
+                f"gradient {name!r} is {tuple(grad.shape)} {grad.dtype}, registered as {entry.shape} {entry.dtype}"
             )
+        return entry

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+import torch
+
 from ..compressors import NoCompression, TensorMeta
 from ..compressors.errors import UsageError
 from .all_reduce import AllReduce
@@ -19,7 +21,7 @@ from .statistics import BucketStatistics, Statistics, StepStatistics, TensorStat
 from .transport import Transport
 from .two_phase import TwoPhase
 
-__all__ = ["Place", "Registry"]
+__all__ = ["Entry", "Place", "Registry"]
 
 KINDS: dict[str, type[Exchange]] = {
     "all_reduce": AllReduce,
@@ -34,6 +36,21 @@ class Place(NamedTuple):
 
     bucket: int
     slot: int
+
+
+class Entry(NamedTuple):
+    """A registered tensor, as it is looked up for every gradient.
+
+    Attributes:
+        shape, dtype: what a gradient must have.
+        place: where it goes.
+        keeps: its codec keeps something of the tensor's own size between steps.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: Place
+    keeps: bool
 
 
 class Registry:
@@ -52,9 +69,9 @@ class Registry:
         self._prefix = prefix
         self._facts = list(facts)
         self.metas: dict[str, TensorMeta] = {}
-        self.places: dict[str, Place] = {}
-        #: names of the tensors that keep something of their own size between steps
-        self.keeping: set[str] = set()
+        self.entries: dict[str, Entry] = {}
+        #: the tensors whose codec may keep a state
+        self.stateful: dict[str, Place] = {}
         self.exchanges: list[Exchange] = []
 
     def add(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], *, step: int, timeout: float) -> None:
@@ -93,8 +110,11 @@ class Registry:
 
     def _append(self, bucket: Bucket, digest: bytes) -> None:
         index = len(self.exchanges)
-        self.places |= {slot.meta.name: Place(index, number) for number, slot in enumerate(bucket.slots)}
-        self.keeping |= {slot.meta.name for slot in bucket.slots if slot.codec.elementwise_state}
+        for number, slot in enumerate(bucket.slots):
+            meta, place = slot.meta, Place(index, number)
+            self.entries[meta.name] = Entry(tuple(meta.shape), meta.dtype, place, bool(slot.codec.elementwise_state))
+            if not isinstance(slot.codec, NoCompression):
+                self.stateful[meta.name] = place
         self.exchanges.append(KINDS[bucket.lane.kind](bucket, self._transport, digest, guarded=False))
 
 

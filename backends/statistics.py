@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-__all__ = ["BucketStatistics", "Statistics", "StepStatistics", "TensorStatistics"]
+__all__ = ["Account", "BucketStatistics", "Statistics", "StepStatistics", "TensorStatistics"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,35 @@ class Statistics:
             if tensor.dense_reason is not None:
                 counts[tensor.dense_reason] = counts.get(tensor.dense_reason, 0) + 1
         return counts
+
+
+class Account:
+    """What a reducer has sent and spent; the last step may be noted again while its means are taken.
+
+    Attributes:
+        per_step: the bytes of every step.
+    """
+
+    def __init__(self) -> None:
+        self.per_step = StepStatistics()
+        self._skipped = 0
+        self._last = StepStatistics()
+        self._before_last = StepStatistics()
+
+    def begin(self, *, applied: bool) -> None:
+        """A step was settled, and applied or refused."""
+        self._skipped += not applied
+        self._before_last += self._last
+        self._last = StepStatistics()
+
+    def note(self, codec_seconds: float, wait_seconds: float) -> None:
+        """What the last step has taken so far."""
+        self._last = replace(self.per_step, codec_seconds=codec_seconds, wait_seconds=wait_seconds)
+
+    def of(self, statistics: Statistics) -> Statistics:
+        """The same with the steps in it."""
+        total = self._before_last + self._last
+        return replace(statistics, skipped_steps=self._skipped, last=self._last, total=total)
 
 
 def merge(parts: list[Statistics]) -> Statistics:

@@ -32,6 +32,7 @@ class Step:
         self._clock = clock
         self._ordered = ordered
         self._sources: list[dict[int, Source]] = [{} for _ in exchanges]
+        self._sizes = [len(exchange.bucket.slots) for exchange in exchanges]
         self._flights: dict[int, Flight] = {}
         self._seconds = 0.0
         self.applied = False
@@ -41,20 +42,19 @@ class Step:
     def has(self, place: Place) -> bool:
         return place.slot in self._sources[place.bucket]
 
-    def put(self, place: Place, source: Source) -> None:
-        """Take a gradient."""
-        self._sources[place.bucket][place.slot] = source
+    def put(self, place: Place, source: Source) -> bool:
+        """Take a gradient; True if its bucket is full now."""
+        bucket, slot = place
+        sources = self._sources[bucket]
+        sources[slot] = source
+        return len(sources) == self._sizes[bucket]
 
     def fill(self, missing: Callable[[Place], Source]) -> None:
         """Put something in every place that is still empty."""
         for index, sources in enumerate(self._sources):
-            for number in range(len(self._exchanges[index].bucket.slots)):
+            for number in range(self._sizes[index]):
                 if number not in sources:
                     self.put(Place(index, number), missing(Place(index, number)))
-
-    def is_full(self, index: int) -> bool:
-        """Whether a bucket has all its gradients."""
-        return len(self._sources[index]) == len(self._exchanges[index].bucket.slots)
 
     def launch(self, buckets: Iterable[int] | None = None) -> None:
         """Start these buckets (None: all) as far as they are full, and those behind them that they held up."""
@@ -66,9 +66,9 @@ class Step:
             self._start(index)
 
     def _start(self, index: int) -> bool:
-        if index in self._flights or not self.is_full(index):
-            return False
         sources = self._sources[index]
+        if index in self._flights or len(sources) < self._sizes[index]:
+            return False
         with self._timing():
             ordered = [sources[number] for number in range(len(sources))]
             for source in ordered:
@@ -109,15 +109,16 @@ class Step:
 
     def mean(self, place: Place, scale: float) -> torch.Tensor:
         """The mean of one tensor; its storage is the caller's from now on."""
-        exchange, flight = self._exchanges[place.bucket], self._flights[place.bucket]
-        source = flight.sources[place.slot]
+        bucket, slot = place
+        exchange, flight = self._exchanges[bucket], self._flights[bucket]
         if not self.applied:
-            return torch.full_like(source.grad, float("nan"))
+            return torch.full_like(flight.sources[slot].grad, float("nan"))
         begun = perf_counter()
-        mean = exchange.view(flight, place.slot, scale)
+        mean = exchange.view(flight, slot, scale)
         if mean is None:
-            flat = output_for(source, flight.states[place.slot])
-            exchange.mean(flight, place.slot, flat, scale)
+            source = flight.sources[slot]
+            flat = output_for(source, flight.states[slot])
+            exchange.mean(flight, slot, flat, scale)
             mean = deliver(flat, source.grad)
         self._seconds += perf_counter() - begun
         return mean

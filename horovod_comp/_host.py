@@ -56,7 +56,7 @@ _FUNCTIONS = {
 }
 _METHODS = {
     "__init__": ((), ("_compression", "_parameter_names")),
-    "_allreduce_grad_async": (("self", "p"), ("allreduce_async_",)),
+    "_allreduce_grad_async": (("self", "p", "name"), ("allreduce_async_",)),
     "_grouped_allreduce_grad_async": (("self", "ps"), ("grouped_allreduce_async_",)),
     "synchronize": (("self",), ("callable", "_allreduce_grad_async")),
 }

@@ -8,30 +8,49 @@ Horovod is replaced. The two functions hand each request over to the compression
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from ..compressors.errors import UnsupportedError, UsageError
 from ._host import ReducingOptimizer, hvd, mpi_ops
 
-__all__ = ["Owner", "Payload", "Request", "SleepingHandle", "Ticket", "install"]
+__all__ = ["Operation", "Owner", "Payload", "Request", "SleepingHandle", "install"]
 
 TYPE = "gradwire.Payload"
+
+Operation: TypeAlias = Literal["average", "sum"]
 
 
 class Owner(Protocol):
     """The compression object: Horovod calls its `compress`, and it launches what Horovod then asks for."""
 
-    def _launch(self, request: Request) -> Ticket | SleepingHandle:
-        """Start the exchange; returns the handle for Horovod.
+    # Horovod turns a RuntimeError raised in these into a HorovodInternalError, which an elastic job answers by trying
+    # again.
 
-        A `Ticket` does where the optimizer reduces one parameter. A group or a function such as `hvd.allreduce` needs
-        a handle of a real collective: Horovod waits for it and clears it. Horovod turns a RuntimeError raised here
-        into a HorovodInternalError, which an elastic job answers by trying again.
+    def _submit(
+        self,
+        payload: Payload,
+        optimizer: ReducingOptimizer,
+        parameter: torch.nn.Parameter,
+        name: str,
+        op: Operation,
+        scale: float,
+    ) -> None:
+        """Take the gradient of one of an optimizer's parameters; see `Request` for the words. This is the hot path."""
+        ...
+
+    def _is_reduced(self, optimizer: ReducingOptimizer, parameter: torch.nn.Parameter, name: str) -> bool:
+        """Whether the parameter's gradient is a mean already, so that `optimizer.step()` need not reduce it again."""
+        ...
+
+    def _launch(self, request: Request) -> SleepingHandle:
+        """Start the exchange of a group, or of a function such as `hvd.allreduce`.
+
+        Returns a handle of a real collective: Horovod waits for it and clears it.
         """
         ...
 
@@ -40,7 +59,8 @@ class Payload:
     """One gradient on its way through Horovod, in place of a tensor.
 
     Any strided tensor will do: any dtype, 0-dim, not contiguous. Result and input are the same object, so Horovod's
-    output is this payload again.
+    output is this payload again. It is its own handle too, where an optimizer reduces one parameter: such a handle
+    stands for no collective of Horovod's, and the optimizer calls a callable handle instead of waiting for it.
 
     Attributes:
         tensor: the gradient.
@@ -52,6 +72,8 @@ class Payload:
         UnsupportedError: the tensor is sparse.
     """
 
+    __slots__ = ("differentiable", "owner", "take", "tensor")
+
     def __init__(self, owner: Owner, tensor: torch.Tensor) -> None:
         if tensor.layout != torch.strided:
             raise UnsupportedError(
@@ -62,6 +84,10 @@ class Payload:
         self.tensor = tensor
         self.take: Callable[[], torch.Tensor] | None = None
         self.differentiable = tensor.requires_grad and torch.is_grad_enabled()
+
+    def __call__(self) -> Payload:
+        mpi_ops._handle_map.pop(self, None)
+        return self
 
     # What Horovod asks of a tensor.
 
@@ -92,7 +118,7 @@ class Payload:
 
 
 class Request(NamedTuple):
-    """What Horovod asks for in one call.
+    """What Horovod asks for in a call for a group, or in one of a function.
 
     Attributes:
         payloads: one per tensor; several only if `grouped`.
@@ -103,41 +129,16 @@ class Request(NamedTuple):
         grouped: the call was for a list of tensors.
         optimizer: the DistributedOptimizer that asks; None: a function such as `hvd.allreduce`.
         parameters: the optimizer's parameters that the payloads belong to, in the same order; else none.
-        from_synchronize: `optimizer.synchronize()` submits what no hook did.
     """
 
     payloads: tuple[Payload, ...]
     name: str | None
-    op: Literal["average", "sum"]
+    op: Operation
     scale: float
     process_set: hvd.ProcessSet
     grouped: bool
     optimizer: ReducingOptimizer | None
     parameters: tuple[torch.nn.Parameter, ...]
-    from_synchronize: bool
-
-
-class Ticket(int):
-    """A handle for one parameter's payload that stands for no collective of Horovod's: called, it is the payload.
-
-    The optimizer calls a callable handle instead of waiting for it. Values are negative and unique; Horovod's own
-    handles are positive.
-    """
-
-    _values: ClassVar[Iterator[int]] = count(-1, -1)
-
-    payload: Payload
-
-    @classmethod
-    def of(cls, payload: Payload) -> Ticket:
-        """A new ticket for the payload."""
-        ticket = cls(next(cls._values))
-        ticket.payload = payload
-        return ticket
-
-    def __call__(self) -> Payload:
-        mpi_ops._handle_map.pop(self, None)
-        return self.payload
 
 
 class SleepingHandle:
@@ -184,7 +185,7 @@ def install() -> None:
         setattr(mpi_ops.mpi_lib, name, function)
 
 
-_Handle: TypeAlias = Ticket | SleepingHandle
+_Handle: TypeAlias = Payload | SleepingHandle
 _Entry: TypeAlias = Callable[..., _Handle]
 
 
@@ -196,33 +197,48 @@ def _additions() -> dict[str, _Entry]:
     }
 
 
-def _allreduce(tensor: Payload, _output: Payload, *rest: Any) -> _Handle:
-    return _launch((tensor,), *rest[:_ARGUMENTS], grouped=False)
+def _allreduce(payload: Payload, _output: Payload, *arguments: Any) -> _Handle:
+    owner = payload.owner
+    if payload.differentiable:
+        raise UsageError(_NO_AUTOGRAD)
+    caller = sys._getframe(1)
+    method, variables = _reducing_call(caller, owner)
+    if method is None:
+        return owner._launch(_request((payload,), arguments, caller, {}, grouped=False))
+    divisor, _, op, prescale, postscale = arguments[:_ARGUMENTS]
+    optimizer, parameter, name = variables["self"], variables["p"], variables["name"]
+    if optimizer._synchronized and _called_from_synchronize(method) and owner._is_reduced(optimizer, parameter, name):
+        # step() after synchronize(): the gradient is a mean already, maybe clipped; reducing it again would
+        # move the residuals a second time
+        payload.take = partial(_unchanged, payload)
+    else:
+        owner._submit(payload, optimizer, parameter, name, _operation(op, divisor), prescale * postscale)
+    return payload
 
 
-def _grouped_allreduce(tensors: Sequence[Payload], _outputs: Sequence[Payload], *rest: Any) -> _Handle:
-    return _launch(tuple(tensors), *rest[:_ARGUMENTS], grouped=True)
+def _grouped_allreduce(payloads: Sequence[Payload], _outputs: Sequence[Payload], *arguments: Any) -> _Handle:
+    owner = _owner(payloads)
+    caller = sys._getframe(1)
+    _, variables = _reducing_call(caller, owner)
+    return owner._launch(_request(tuple(payloads), arguments, caller, variables, grouped=True))
 
 
-#: of a call of the C function, what follows the tensors; later releases may append more
+#: divisor, name, op, prescale, postscale: of a call of the C function, what follows the tensors; later releases may
+#: append more
 _ARGUMENTS = 5
 
 
-def _launch(
+def _request(
     payloads: tuple[Payload, ...],
-    divisor: int,
-    name: bytes | str,
-    op: int,
-    prescale: float,
-    postscale: float,
+    arguments: Sequence[Any],
+    caller: FrameType,
+    variables: dict[str, Any],
     *,
     grouped: bool,
-) -> _Handle:
-    owner = _owner(payloads)
-    caller = sys._getframe(2)
-    method, variables = _reducing_call(caller, owner)
+) -> Request:
+    divisor, name, op, prescale, postscale = arguments[:_ARGUMENTS]
     optimizer = variables.get("self")
-    request = Request(
+    return Request(
         payloads=payloads,
         name=(name.decode() if isinstance(name, bytes) else name) or None,
         op=_operation(op, divisor),
@@ -231,13 +247,11 @@ def _launch(
         process_set=caller.f_locals["process_set"] if optimizer is None else optimizer.process_set,
         grouped=grouped,
         optimizer=optimizer,
-        parameters=_parameters(variables),
-        from_synchronize=method is not None and method.f_back is not None and _name(method.f_back) == "synchronize",
+        parameters=tuple(variables.get("ps", ())),
     )
-    return owner._launch(request)
 
 
-def _operation(op: int, divisor: int) -> Literal["average", "sum"]:
+def _operation(op: int, divisor: int) -> Operation:
     # on ROCm an average arrives as a sum with a divisor
     if op == mpi_ops.Average or (op == mpi_ops.Sum and divisor > 1):
         return "average"
@@ -256,8 +270,11 @@ def _owner(payloads: Sequence[Payload]) -> Owner:
         if getattr(payload, "owner", None) is not owner:
             raise UsageError("one call mixes tensors of several compression objects: use one object per call")
         if payload.differentiable:
-            raise UsageError("gradients do not flow through a compressed reduction: detach() the tensor first")
+            raise UsageError(_NO_AUTOGRAD)
     return owner
+
+
+_NO_AUTOGRAD = "gradients do not flow through a compressed reduction: detach() the tensor first"
 
 
 _REDUCING = ("_allreduce_grad_async", "_grouped_allreduce_grad_async")
@@ -278,11 +295,13 @@ def _reducing_call(caller: FrameType, owner: Owner) -> tuple[FrameType | None, d
     return None, {}
 
 
+def _called_from_synchronize(method: FrameType) -> bool:
+    return method.f_back is not None and _name(method.f_back) == "synchronize"
+
+
+def _unchanged(payload: Payload) -> torch.Tensor:
+    return payload.tensor
+
+
 def _name(frame: FrameType) -> str:
     return frame.f_code.co_name
-
-
-def _parameters(variables: dict[str, Any]) -> tuple[torch.nn.Parameter, ...]:
-    if "ps" in variables:
-        return tuple(variables["ps"])
-    return (variables["p"],) if variables else ()

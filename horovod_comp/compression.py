@@ -17,7 +17,7 @@ from ..backends.statistics import merge
 from ..compressors import Compressor, TensorMeta, with_defaults, without_memory
 from ..compressors.errors import UsageError
 from ._host import ReducingOptimizer, hvd
-from ._seam import Payload, Request, SleepingHandle, Ticket, install
+from ._seam import Operation, Payload, Request, SleepingHandle, install
 from .session import Session, meta_of
 from .transport import HorovodTransport
 
@@ -112,46 +112,54 @@ class Compression:
             raise UsageError("decompress() got a payload that was never submitted to Horovod")
         return payload.take()
 
-    def _launch(self, request: Request) -> Ticket | SleepingHandle:
+    def _submit(
+        self,
+        payload: Payload,
+        optimizer: ReducingOptimizer,
+        parameter: torch.nn.Parameter,
+        name: str,
+        op: Operation,
+        scale: float,
+    ) -> None:
         with self._lock:
-            return (
-                self._serve_call(request)
-                if request.optimizer is None
-                else self._serve_optimizer(request, request.optimizer)
-            )
+            session = self._optimizer_session(optimizer)
+            session.submit(name, payload.tensor, parameter.grad)
+            payload.take = partial(session.take, name, _scale(op, scale, session))
+
+    def _is_reduced(self, optimizer: ReducingOptimizer, parameter: torch.nn.Parameter, name: str) -> bool:
+        with self._lock:
+            return self._optimizer_session(optimizer).is_reduced(name, parameter.grad)
+
+    def _launch(self, request: Request) -> SleepingHandle:
+        with self._lock:
+            if request.optimizer is None:
+                return self._serve_call(request)
+            return self._serve_group(request, request.optimizer)
 
     # An optimizer's gradients.
 
-    def _serve_optimizer(self, request: Request, optimizer: ReducingOptimizer) -> Ticket | SleepingHandle:
-        session = self._optimizer_session(request, optimizer)
+    def _serve_group(self, request: Request, optimizer: ReducingOptimizer) -> SleepingHandle:
         names = [optimizer._parameter_names[parameter] for parameter in request.parameters]
-        again = request.from_synchronize and optimizer._synchronized
-        if again and session.is_reduced(names[0], request.parameters[0]):
-            # step() after synchronize(): the gradient is a mean already, maybe clipped; reducing it again would
-            # move the residuals a second time
-            return _pass_through(request.payloads[0])
         for name, payload, parameter in zip(names, request.payloads, request.parameters, strict=True):
-            session.submit(name, payload.tensor)
-            session.note_reduced(name, parameter)
-            payload.take = partial(session.take, name, _scale(request, session))
-        return session.handle(names[0]) if request.grouped else Ticket.of(request.payloads[0])
+            self._submit(payload, optimizer, parameter, name, request.op, request.scale)
+        return self._optimizer_session(optimizer).handle(names[0])
 
-    def _optimizer_session(self, request: Request, optimizer: ReducingOptimizer) -> Session:
+    def _optimizer_session(self, optimizer: ReducingOptimizer) -> Session:
         session = self._latest[1]()
         if self._latest[0]() is not optimizer or session is None or not session.transport.current:
             session = self._of_optimizers.get(optimizer)
             if session is None or not session.transport.current:
-                session = self._of_optimizers[optimizer] = self._open_optimizer(request, optimizer)
+                session = self._of_optimizers[optimizer] = self._open_optimizer(optimizer)
             self._latest = ref(optimizer), ref(session)
         if session.in_step and session.handles is not optimizer._handles:
             session.abandon()  # load_state_dict() has dropped the open handles
         session.handles = optimizer._handles
         return session
 
-    def _open_optimizer(self, request: Request, optimizer: ReducingOptimizer) -> Session:
+    def _open_optimizer(self, optimizer: ReducingOptimizer) -> Session:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p in optimizer._requires_update]
         metas = {p: meta_of(optimizer._parameter_names[p], p) for p in reversed(parameters)}
-        session = self._open(request, "optimizer", list(metas.values()), self.compressor)
+        session = self._open(optimizer.process_set, "optimizer", list(metas.values()), self.compressor, donate=True)
         if optimizer._groups is not None:
             groups = {optimizer._p_to_group[p]: None for p in metas}
             session.expect(list(metas.values()), [[metas[p].name for p in group] for group in groups])
@@ -159,7 +167,7 @@ class Compression:
 
     # Calls such as hvd.allreduce.
 
-    def _serve_call(self, request: Request) -> Ticket | SleepingHandle:
+    def _serve_call(self, request: Request) -> SleepingHandle:
         names = (
             [request.name or "unnamed"]
             if not request.grouped
@@ -168,8 +176,8 @@ class Compression:
         metas = [meta_of(name, payload.tensor) for name, payload in zip(names, request.payloads, strict=True)]
         session = self._call_session(request, metas)
         for name, payload in zip(names, request.payloads, strict=True):
-            session.submit(name, payload.tensor)
-            payload.take = partial(session.take, name, _scale(request, session))
+            session.submit(name, payload.tensor, payload.tensor)
+            payload.take = partial(session.take, name, _scale(request.op, request.scale, session))
         return session.handle(names[0])
 
     def _call_session(self, request: Request, metas: list[TensorMeta]) -> Session:
@@ -177,7 +185,9 @@ class Compression:
         session = self._of_calls.get(key)
         if session is None or not session.transport.current:
             compressor = self.compressor if request.name is not None else self._memoryless()
-            session = self._of_calls[key] = self._open(request, f"call.{request.name or 'unnamed'}", metas, compressor)
+            kind = f"call.{request.name or 'unnamed'}"
+            session = self._open(request.process_set, kind, metas, compressor, donate=False)
+            self._of_calls[key] = session
             session.expect(metas, [[meta.name for meta in metas]])
         return session
 
@@ -194,23 +204,25 @@ class Compression:
     def _sessions(self) -> list[Session]:
         return [*self._of_optimizers.values(), *self._of_calls.values()]
 
-    def _open(self, request: Request, kind: str, metas: Sequence[TensorMeta], compressor: Compressor) -> Session:
+    def _open(
+        self,
+        process_set: hvd.ProcessSet,
+        kind: str,
+        metas: Sequence[TensorMeta],
+        compressor: Compressor,
+        *,
+        donate: bool,
+    ) -> Session:
         def make_reducer(transport: HorovodTransport, name: str) -> GradientReducer:
             return GradientReducer(compressor, transport, name=name, **self._options)
 
-        kind = f"gradwire.{request.process_set.process_set_id}.{kind}"
-        order = [meta.name for meta in metas]
-        return Session(make_reducer, request.process_set, kind, order, donate=request.optimizer is not None)
+        kind = f"gradwire.{process_set.process_set_id}.{kind}"
+        return Session(make_reducer, process_set, kind, [meta.name for meta in metas], donate=donate)
 
 
-def _scale(request: Request, session: Session) -> float:
+def _scale(op: Operation, scale: float, session: Session) -> float:
     """What makes the reducer's mean the result that Horovod's caller asked for."""
-    return request.scale * (session.transport.world_size if request.op == "sum" else 1)
-
-
-def _pass_through(payload: Payload) -> Ticket:
-    payload.take = lambda: payload.tensor
-    return Ticket.of(payload)
+    return scale * (session.transport.world_size if op == "sum" else 1)
 
 
 def _nothing() -> None:

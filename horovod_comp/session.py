@@ -86,19 +86,21 @@ class Session:
         self._reducers.append(reducer)
         self._homes.update(dict.fromkeys((meta.name for meta in metas), reducer))
 
-    def submit(self, name: str, grad: torch.Tensor) -> None:
-        """Hand over a gradient. A name that comes twice means that Horovod dropped the step before."""
+    def submit(self, name: str, grad: torch.Tensor, holder: torch.Tensor | None) -> None:
+        """Hand over a gradient; `holder` will hold the mean. A name that comes twice: Horovod dropped a step."""
         if name in self._submitted:
             self.abandon()
         self._submitted.add(name)
+        if holder is not None:
+            self._reduced[name] = weakref.ref(holder)
         self._batch.append((name, grad))
         self._batch_bytes += grad.nbytes
-        if self._batch_bytes >= BATCH_BYTES:
+        if self._batch_bytes >= BATCH_BYTES or len(self._submitted) == len(self._homes):
             self._hand_over()
 
     def take(self, name: str, scale: float) -> torch.Tensor:
         """The mean of a gradient, times `scale`. By now Horovod has submitted all that belongs to this step."""
-        if self.in_step:
+        if self._submitted:
             self._hand_over()
             self._house()
             for reducer in self._reducers:
@@ -122,14 +124,9 @@ class Session:
             work = HorovodWork(handle, nothing, 0, alone)
         return SleepingHandle(work.handle, partial(_outlast, work, reducer))
 
-    def note_reduced(self, name: str, parameter: torch.nn.Parameter) -> None:
-        """The parameter's gradient, the object that it is now, will hold the mean."""
-        if parameter.grad is not None:
-            self._reduced[name] = weakref.ref(parameter.grad)
-
-    def is_reduced(self, name: str, parameter: torch.nn.Parameter) -> bool:
-        """Whether the parameter's gradient holds a mean, and no new step has begun."""
-        return not self.in_step and name in self._reduced and self._reduced[name]() is parameter.grad
+    def is_reduced(self, name: str, holder: torch.Tensor | None) -> bool:
+        """Whether this very tensor holds the mean of the last step, and no new step has begun."""
+        return not self.in_step and name in self._reduced and self._reduced[name]() is holder
 
     def _hand_over(self) -> None:
         """Give the reducers what was submitted. Many small gradients in a row cost less than one between backwards."""

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
 from gradwire.backends.transport import sleep_until
 from gradwire.compressors.errors import TransportTimeout, UnsupportedError, UsageError
-from gradwire.horovod_comp._host import missing_names, require
-from gradwire.horovod_comp._seam import Payload, Request, SleepingHandle, Ticket, install
+from gradwire.horovod_comp._host import ReducingOptimizer, missing_names, require
+from gradwire.horovod_comp._seam import Operation, Payload, Request, SleepingHandle, install
 from horovod.torch import mpi_ops
 from horovod.torch.optimizer import _DistributedOptimizer
 
@@ -21,11 +22,21 @@ UNTOUCHED = Path(__file__).with_name("untouched.py")
 SINGLE, GROUPED = (f"horovod_torch_{kind}_async_gradwire_Payload" for kind in ("allreduce", "grouped_allreduce"))
 
 
+class Submission(NamedTuple):
+    payload: Payload
+    optimizer: ReducingOptimizer
+    parameter: torch.nn.Parameter
+    name: str
+    op: Operation
+    scale: float
+
+
 class Recorder:
-    """A compression object that sends nothing: it notes each request, and the result is the gradient itself."""
+    """A compression object that sends nothing: it notes what it is asked, and the result is the gradient itself."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.submissions: list[Submission] = []
 
     def compress(self, tensor: torch.Tensor) -> tuple[Payload, None]:
         return Payload(self, tensor), None
@@ -34,10 +45,22 @@ class Recorder:
         assert isinstance(payload, Payload)
         return payload.tensor
 
-    def _launch(self, request: Request) -> Ticket | SleepingHandle:
+    def _submit(
+        self,
+        payload: Payload,
+        optimizer: ReducingOptimizer,
+        parameter: torch.nn.Parameter,
+        name: str,
+        op: Operation,
+        scale: float,
+    ) -> None:
+        self.submissions.append(Submission(payload, optimizer, parameter, name, op, scale))
+
+    def _is_reduced(self, optimizer: ReducingOptimizer, parameter: torch.nn.Parameter, name: str) -> bool:
+        return False
+
+    def _launch(self, request: Request) -> SleepingHandle:
         self.requests.append(request)
-        if request.optimizer is not None and not request.grouped:
-            return Ticket.of(request.payloads[0])
         handle = mpi_ops.allreduce_async_(torch.zeros(1), name=f"recorder.{request.name}")
         return SleepingHandle(handle, lambda: None)
 
@@ -88,6 +111,7 @@ def test_names_that_are_missing_are_found() -> None:
     assert missing_names(SimpleNamespace(**names), Other) == [
         "horovod.torch.mpi_ops._handle_map",
         f"p in {method}._allreduce_grad_async",
+        f"name in {method}._allreduce_grad_async",
         f"allreduce_async_ in {method}._allreduce_grad_async",
         f"{method}.synchronize",
     ]
@@ -99,7 +123,7 @@ def test_a_missing_name_is_refused_with_the_versions() -> None:
         require(["a", "b"])
 
 
-# Payloads and tickets.
+# Payloads and handles.
 
 
 @pytest.mark.parametrize(
@@ -126,12 +150,12 @@ def test_a_sparse_tensor_is_refused(recorder: Recorder) -> None:
         Payload(recorder, torch.eye(3).to_sparse())
 
 
-def test_tickets_are_unique_and_never_a_handle_of_horovod(recorder: Recorder) -> None:
-    payloads = [Payload(recorder, torch.ones(1)) for _ in range(100)]
-    tickets = [Ticket.of(payload) for payload in payloads]
-    assert len(set(tickets)) == 100
-    assert max(tickets) < 0
-    assert [ticket() for ticket in tickets] == payloads
+def test_a_payload_is_a_handle_of_its_own(recorder: Recorder) -> None:
+    payload, other = Payload(recorder, torch.ones(1)), Payload(recorder, torch.ones(1))
+    mpi_ops._handle_map.update({payload: (), other: ()})
+    assert payload() is payload
+    assert payload not in mpi_ops._handle_map
+    assert mpi_ops._handle_map.pop(other) == ()
 
 
 def test_a_sleeping_handle_is_the_handle_once_the_collective_is_done(hvd: ModuleType) -> None:
@@ -166,7 +190,7 @@ def test_a_function_call_becomes_a_request(hvd: ModuleType, recorder: Recorder) 
     assert [payload.tensor for payload in request.payloads] == [tensor]
     assert (request.name, request.op, request.scale, request.grouped) == ("x", "average", 1.5, False)
     assert request.process_set is hvd.global_process_set
-    assert (request.optimizer, request.parameters, request.from_synchronize) == (None, (), False)
+    assert (request.optimizer, request.parameters) == (None, ())
 
 
 def test_a_grouped_call_becomes_one_request(hvd: ModuleType, recorder: Recorder) -> None:
@@ -200,7 +224,7 @@ def test_a_group_of_mixed_origin_is_refused(hvd: ModuleType, recorder: Recorder,
 
 def test_a_runtime_error_of_a_launch_becomes_horovods_own(hvd: ModuleType) -> None:
     class Failing(Recorder):
-        def _launch(self, request: Request) -> Ticket | SleepingHandle:
+        def _launch(self, request: Request) -> SleepingHandle:
             raise RuntimeError(f"no {request.name}")
 
     with pytest.raises(hvd.HorovodInternalError, match="no x"):
@@ -240,50 +264,71 @@ def step(hvd: ModuleType, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -
     return run
 
 
-def asked(request: Request) -> tuple[list[str], bool, bool]:
-    """The names of the parameters that the request is for; whether it is a group; whether synchronize() asks."""
-    assert request.optimizer is not None
-    assert request.parameters is not None
-    names = vars(request.optimizer)["_parameter_names"]
-    for payload, parameter in zip(request.payloads, request.parameters, strict=True):
-        assert parameter.grad is not None
-        assert payload.tensor.equal(parameter.grad)
-    return [names[parameter] for parameter in request.parameters], request.grouped, request.from_synchronize
-
-
 def test_hooks_give_the_optimizer_and_the_parameter(step: Step, recorder: Recorder) -> None:
     optimizer = step(gradient_predivide_factor=2.0)
-    assert all(request.optimizer is optimizer for request in recorder.requests)
-    assert [request.scale for request in recorder.requests] == [1.0] * 3
-    assert sorted(map(asked, recorder.requests)) == [
-        (["unused"], False, True),
-        (["used.bias"], False, False),
-        (["used.weight"], False, False),
-    ]
-    assert not any(isinstance(handle, Ticket) for handle in mpi_ops._handle_map)
+    assert recorder.requests == []
+    assert sorted(submission.name for submission in recorder.submissions) == ["unused", "used.bias", "used.weight"]
+    for payload, owner, parameter, name, op, scale in recorder.submissions:
+        assert owner is optimizer
+        assert vars(optimizer)["_parameter_names"][parameter] == name
+        assert parameter.grad is not None
+        assert payload.tensor.equal(parameter.grad)
+        assert (op, scale) == ("average", 1.0)
+    assert not any(isinstance(handle, Payload) for handle in mpi_ops._handle_map)
 
 
 def test_groups_give_all_their_parameters(step: Step, recorder: Recorder) -> None:
     """The second group is complete; of the first one a parameter is not used, so its parameters come one by one."""
     optimizer = step(groups=2)
-    assert all(request.optimizer is optimizer for request in recorder.requests)
-    assert sorted(map(asked, recorder.requests)) == [
-        (["unused"], False, True),
-        (["used.bias"], True, False),
-        (["used.weight"], False, True),
-    ]
+    (request,) = recorder.requests
+    assert request.optimizer is optimizer
+    assert request.grouped
+    names = vars(optimizer)["_parameter_names"]
+    assert [names[parameter] for parameter in request.parameters] == ["used.bias"]
+    for payload, parameter in zip(request.payloads, request.parameters, strict=True):
+        assert parameter.grad is not None
+        assert payload.tensor.equal(parameter.grad)
+    assert sorted(submission.name for submission in recorder.submissions) == ["unused", "used.weight"]
+
+
+def test_a_second_synchronisation_asks_whether_the_gradient_is_reduced(step: Step) -> None:
+    """step() after synchronize() submits every gradient again; one that is a mean already passes as it is."""
+    asked: list[str] = []
+
+    class Reduced(Recorder):
+        def _is_reduced(self, optimizer: ReducingOptimizer, parameter: torch.nn.Parameter, name: str) -> bool:
+            asked.append(name)
+            return name == "used.bias"
+
+        def decompress(self, payload: Payload, ctx: None) -> torch.Tensor:
+            return payload.tensor if payload.take is None else payload.take()
+
+    recorder = Reduced()
+    optimizer = step(compression=recorder)
+    vars(optimizer)["_synchronized"] = True
+    vars(type(optimizer))["synchronize"](optimizer)
+    assert sorted(asked) == ["unused", "used.bias", "used.weight"]
+    assert sorted(submission.name for submission in recorder.submissions[3:]) == ["unused", "used.weight"]
 
 
 def test_a_call_from_within_a_hook_is_not_the_optimizers(step: Step, hvd: ModuleType) -> None:
     inner = Recorder()
 
     class Outer(Recorder):
-        def _launch(self, request: Request) -> Ticket | SleepingHandle:
-            hvd.allreduce(torch.ones(1), name=f"inner.{request.name}", compression=inner)
-            return super()._launch(request)
+        def _submit(
+            self,
+            payload: Payload,
+            optimizer: ReducingOptimizer,
+            parameter: torch.nn.Parameter,
+            name: str,
+            op: Operation,
+            scale: float,
+        ) -> None:
+            hvd.allreduce(torch.ones(1), name=f"inner.{name}", compression=inner)
 
     step(compression=Outer())
     assert [request.optimizer for request in inner.requests] == [None] * 3
+    assert inner.submissions == []
 
 
 def test_adasum_is_refused(step: Step) -> None:

@@ -56,9 +56,9 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(given))
         except ValidationError as error:
-            faults = error.errors(include_url=False, include_input=False)
-            text = "; ".join(dict.fromkeys(_explain(cls, given, fault) for fault in faults))
-            raise ConfigError(f"{cls.place}: {text}") from error
+            faults = {fault["loc"][:1]: fault for fault in reversed(error.errors())}  # the first one of each key
+            texts = [_explain(cls, given, fault) for fault in reversed(faults.values())]
+            raise ConfigError(f"{cls.place}: {'; '.join(texts)}") from error
 
 
 class MomentumOptions(Settings):
@@ -208,7 +208,7 @@ class GradientCompression(Settings):
         """
         if not isinstance(given, Mapping):
             example = '{"type": "topk", "ratio": 0.01}'
-            raise ConfigError(f"{cls.place} is {json.dumps(given)}, expected a block such as {example}")
+            raise ConfigError(f"{cls.place} is {given!r}, expected a block such as {example}")
         settings = super().read(given)
         try:
             _ = settings.compressor
@@ -262,7 +262,8 @@ def _remedy(settings: type[Settings], key: str, value: object) -> str:
 def _converted(settings: type[Settings], key: str, value: object, fallback: object) -> object:
     if isinstance(value, bool):
         return fallback
+    needed = {name: field.examples[0] for name, field in settings.model_fields.items() if field.examples}
     try:
-        return getattr(settings.model_validate({key: value}, strict=False), key)
+        return getattr(settings.model_validate({**needed, key: value}, strict=False), key)
     except ValidationError:
         return fallback

@@ -73,7 +73,7 @@ class Compression:
         self._of_optimizers: WeakKeyDictionary[ReducingOptimizer, Session] = WeakKeyDictionary()
         self._of_calls: dict[str, Session] = {}
         # looking into a weak dictionary for every gradient is slow
-        self._latest: tuple[Callable[[], ReducingOptimizer | None], Callable[[], Session | None]] = _nothing, _nothing
+        self._latest: tuple[Callable[[], ReducingOptimizer | None], Session | None] = _nothing, None
         self._told_unnamed = False
         if hvd.is_initialized() and hvd.size() == 1:
             announce("one process: Horovod exchanges nothing, so nothing is compressed")
@@ -145,16 +145,20 @@ class Compression:
         return self._optimizer_session(optimizer).handle(names[0])
 
     def _optimizer_session(self, optimizer: ReducingOptimizer) -> Session:
-        session = self._latest[1]()
-        if self._latest[0]() is not optimizer or session is None or not session.transport.current:
+        latest, session = self._latest
+        if session is None or latest() is not optimizer or not session.transport.current:
             session = self._of_optimizers.get(optimizer)
             if session is None or not session.transport.current:
                 session = self._of_optimizers[optimizer] = self._open_optimizer(optimizer)
-            self._latest = ref(optimizer), ref(session)
+            self._latest = ref(optimizer, self._forget), session
         if session.in_step and session.handles is not optimizer._handles:
             session.abandon()  # load_state_dict() has dropped the open handles
         session.handles = optimizer._handles
         return session
+
+    def _forget(self, optimizer: ref[ReducingOptimizer]) -> None:
+        if self._latest[0] is optimizer:
+            self._latest = _nothing, None
 
     def _open_optimizer(self, optimizer: ReducingOptimizer) -> Session:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p in optimizer._requires_update]

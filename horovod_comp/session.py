@@ -95,6 +95,7 @@ class Session:
             self._reduced[name] = weakref.ref(holder)
         self._batch.append((name, grad))
         self._batch_bytes += grad.nbytes
+        # after the last one the exchange need not wait for the first mean to be taken
         if self._batch_bytes >= BATCH_BYTES or len(self._submitted) == len(self._homes):
             self._hand_over()
 

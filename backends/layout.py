@@ -12,7 +12,7 @@ from ..compressors import TensorMeta
 from ..compressors.wire import HEADER_BYTES, aligned
 from .plan import Slot
 
-__all__ = ["Layout", "Piece", "shards", "whole"]
+__all__ = ["Layout", "Piece", "owned", "shards", "whole"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,14 @@ def shards(slots: Sequence[Slot], world_size: int) -> list[Layout]:
     total = sum(slot.meta.numel for slot in slots)
     bounds = [total * rank // world_size for rank in range(world_size + 1)]
     return [_layout(slots, _cut(slots, low, high)) for low, high in pairwise(bounds)]
+
+
+def owned(slots: Sequence[Slot], owners: Sequence[int], world_size: int) -> list[Layout]:
+    """One message per owner, with the tensors that are its own; `owners` are ranks, by slot."""
+    parts: list[list[tuple[int, int, int]]] = [[] for _ in range(world_size)]
+    for index, (slot, owner) in enumerate(zip(slots, owners, strict=True)):
+        parts[owner].append((index, 0, slot.meta.numel))
+    return [_layout(slots, own) for own in parts]
 
 
 def _cut(slots: Sequence[Slot], low: int, high: int) -> list[tuple[int, int, int]]:

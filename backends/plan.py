@@ -75,13 +75,24 @@ class Planner:
 
     def buckets(self, groups: Sequence[Sequence[TensorMeta]], prefix: str, first: int = 0) -> list[Bucket]:
         """Buckets for the tensors of each group; tensors of different groups never share one."""
+        return self.fill([[self.slot(meta) for meta in group] for group in groups], prefix, first)
+
+    def slot(self, meta: TensorMeta, whole: TensorMeta | None = None) -> Slot:
+        """The slot of a tensor; or of `meta`, a piece of the tensor `whole`, with the codec that `whole` gets."""
+        if self._transport.world_size == 1:
+            return Slot(meta, NoCompression(), "one process")
+        choice = choose(self._compressor, whole or meta)
+        return Slot(meta, choice.codec, choice.reason)
+
+    def fill(self, groups: Sequence[Sequence[Slot]], prefix: str, first: int = 0) -> list[Bucket]:
+        """Buckets for slots that are made already; as `buckets`."""
         cut = [lane_slots for group in groups for lane_slots in self._cut(group)]
         return [
             Bucket(name=f"{prefix}.{index}", lane=lane, slots=tuple(slots))
             for index, (lane, slots) in enumerate(cut, start=first)
         ]
 
-    def _cut(self, group: Sequence[TensorMeta]) -> list[tuple[Lane, list[Slot]]]:
+    def _cut(self, group: Sequence[Slot]) -> list[tuple[Lane, list[Slot]]]:
         """Fill one open bucket per lane; a bucket takes its place in the order when it is closed."""
         closed: list[tuple[Lane, list[Slot]]] = []
         opened: dict[Lane, list[Slot]] = {}
@@ -94,11 +105,9 @@ class Planner:
                 del filled[lane]
         return closed + list(opened.items())
 
-    def _assign(self, group: Sequence[TensorMeta]) -> list[tuple[Lane, Slot]]:
+    def _assign(self, slots: Sequence[Slot]) -> list[tuple[Lane, Slot]]:
         if self._transport.world_size == 1:
-            return [(Lane("identity"), Slot(meta, NoCompression(), "one process")) for meta in group]
-        choices = [choose(self._compressor, meta) for meta in group]
-        slots = [Slot(meta, choice.codec, choice.reason) for meta, choice in zip(group, choices, strict=True)]
+            return [(Lane("identity"), slot) for slot in slots]
         lanes = [self._lane(slot) for slot in slots]
         byte_lanes = {lane for lane, slot in zip(lanes, slots, strict=True) if slot.reason is None and _is_bytes(lane)}
         ride = min(byte_lanes) if byte_lanes else None

@@ -21,7 +21,7 @@ from .statistics import BucketStatistics, Statistics, StepStatistics, TensorStat
 from .transport import Transport
 from .two_phase import TwoPhase
 
-__all__ = ["Entry", "Place", "Registry"]
+__all__ = ["Entry", "Place", "Registry", "bucket_statistics", "tensor_statistics"]
 
 KINDS: dict[str, type[Exchange]] = {
     "all_reduce": AllReduce,
@@ -103,8 +103,8 @@ class Registry:
     def statistics(self) -> Statistics:
         """An account with the tensors and nothing sent yet."""
         return Statistics(
-            tensors=tuple(_statistics(slot) for slot in self.slots()),
-            buckets=tuple(_bucket_statistics(exchange) for exchange in self.exchanges),
+            tensors=tuple(tensor_statistics(slot) for slot in self.slots()),
+            buckets=tuple(bucket_statistics(exchange) for exchange in self.exchanges),
             error_feedback=any(slot.codec.elementwise_state for slot in self.slots()),
         )
 
@@ -123,7 +123,8 @@ def describe(slot: Slot, bucket: Bucket) -> str:
     return f"tensor {slot.meta.name}: {tuple(slot.meta.shape)} {slot.meta.dtype} by {slot.codec!r} in {bucket.name}"
 
 
-def _bucket_statistics(exchange: Exchange) -> BucketStatistics:
+def bucket_statistics(exchange: Exchange) -> BucketStatistics:
+    """A bucket's part in every step."""
     bucket = exchange.bucket
     return BucketStatistics(
         name=bucket.name,
@@ -134,7 +135,8 @@ def _bucket_statistics(exchange: Exchange) -> BucketStatistics:
     )
 
 
-def _statistics(slot: Slot) -> TensorStatistics:
+def tensor_statistics(slot: Slot) -> TensorStatistics:
+    """A tensor's part in every step."""
     return TensorStatistics(
         name=slot.meta.name,
         numel=slot.meta.numel,

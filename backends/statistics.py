@@ -34,7 +34,7 @@ class BucketStatistics:
 
     Attributes:
         name: prefix of its collectives' names.
-        exchange: "all_reduce", "gather" or "two_phase"; "identity" for one rank alone.
+        exchange: "all_reduce", "gather", "two_phase" or "reduce_scatter"; "identity" for one rank alone.
         tensors: how many tensors it carries.
         raw_bytes: bytes of their gradients in their own dtype.
         sent_bytes: what this rank sends for it in every step.
@@ -123,17 +123,18 @@ class Account:
 
     Attributes:
         per_step: the bytes of every step.
+        skipped: steps that were refused.
     """
 
     def __init__(self) -> None:
         self.per_step = StepStatistics()
-        self._skipped = 0
+        self.skipped = 0
         self._last = StepStatistics()
         self._before_last = StepStatistics()
 
     def begin(self, *, applied: bool) -> None:
         """A step was settled, and applied or refused."""
-        self._skipped += not applied
+        self.skipped += not applied
         self._before_last += self._last
         self._last = StepStatistics()
 
@@ -144,7 +145,7 @@ class Account:
     def of(self, statistics: Statistics) -> Statistics:
         """The same with the steps in it."""
         total = self._before_last + self._last
-        return replace(statistics, skipped_steps=self._skipped, last=self._last, total=total)
+        return replace(statistics, skipped_steps=self.skipped, last=self._last, total=total)
 
 
 def merge(parts: list[Statistics]) -> Statistics:

@@ -17,6 +17,8 @@ from .announce import announce
 from .exchange import Clock, Source
 from .plan import Planner
 from .registry import Entry, Place, Registry
+from .snapshot import StateDict
+from .state import adopted, registered, restored, saved
 from .statistics import Account, Statistics
 from .step import Step
 from .transport import Transport, Work
@@ -24,6 +26,8 @@ from .transport import Transport, Work
 __all__ = ["GradientReducer"]
 
 MIB = 1 << 20
+
+ALONE = "one process: gradients are used as they are, nothing is compressed"
 
 #: what a tensor has that keeps nothing, or nothing yet; states are never changed
 NO_STATE: State = {}
@@ -71,16 +75,10 @@ class GradientReducer:
         self.timeout = timeout
         self._seed = seed
         self._lock = threading.RLock()
-        self._registry = Registry(
-            Planner(self.compressor, transport, exchange, bucket_bytes),
-            transport,
-            name,
-            facts=[
-                f"gradwire {__version__}",
-                f"compressor {self.compressor!r}",
-                f"exchange={exchange} bucket_bytes={bucket_bytes} seed={seed}",
-            ],
-        )
+        planner = Planner(self.compressor, transport, exchange, bucket_bytes)
+        options = f"exchange={exchange} bucket_bytes={bucket_bytes} seed={seed}"
+        facts = [f"gradwire {__version__}", f"compressor {self.compressor!r}", options]
+        self._registry = Registry(planner, transport, name, facts)
         self._states: dict[str, State] = {}
         self._servers: dict[str, State] = {}
         self._arriving: Step | None = None
@@ -112,7 +110,7 @@ class GradientReducer:
             self._registry.add(metas, groups, step=self.step, timeout=self.timeout)
             self._account.per_step = self._registry.per_step()
             if first and self.transport.rank == 0:
-                announce(self._announcement())
+                announce(ALONE if self.transport.world_size == 1 else self.statistics.summary())
 
     @property
     def names(self) -> frozenset[str]:
@@ -132,11 +130,6 @@ class GradientReducer:
             states = [*self._states.values(), *self._servers.values()]
             saturated = sum(int(state["saturated"]) for state in states if "saturated" in state)
             return replace(self._account.of(self._registry.statistics()), steps=self.step, saturated=saturated)
-
-    def _announcement(self) -> str:
-        if self.transport.world_size == 1:
-            return "one process: gradients are used as they are, nothing is compressed"
-        return self.statistics.summary()
 
     # A step.
 
@@ -212,6 +205,27 @@ class GradientReducer:
             if RESIDUAL in (server := self._servers.get(name, {})):
                 owed[self._registry.exchanges[place.bucket].own_range(place.slot)] += server[RESIDUAL]
             return owed.view(meta.shape)
+
+    def state_dict(self) -> StateDict:
+        """What this rank keeps after the last applied step: values and copies of tensors (`backends/snapshot.py`)."""
+        with self._lock:
+            kept = registered(self._registry, self._states, self._servers, self.step, self._account.skipped)
+            return saved(kept, self.compressor, self.transport)
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from a state, once all tensors are registered: from this rank's own at the same world size and with the
+        same buckets, or at any from one that `merge_states` made.
+
+        Raises:
+            UsageError: a step is under way.
+            ConfigError: it does not fit, or is malformed; the text names the first difference. Nothing has changed.
+        """
+        with self._lock:
+            if self.in_step:
+                raise UsageError("a state can only be loaded between steps: call wait() or abandon() first")
+            kept = restored(state, self.compressor, self.transport)
+            self._states, self._servers = adopted(kept, self._registry)
+            self.step, self._account.skipped = kept.step, kept.skipped_steps
 
     def abandon(self) -> None:
         """Finish a step's collectives and drop its results; states stay as they were. All ranks must do so."""

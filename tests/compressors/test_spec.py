@@ -17,6 +17,7 @@ from gradwire import (
     format_spec,
     parse_spec,
 )
+from gradwire.compressors.spec import make_codec, option_names
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,3 +106,33 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
 def test_wrappers_have_no_spec() -> None:
     with pytest.raises(ConfigError, match="has no spec; specs exist for"):
         format_spec(ErrorFeedback(TopK()))
+
+
+# Names and options that come apart already.
+
+
+@given(codec=codecs)
+def test_a_codec_is_made_from_its_name_and_its_fields(codec: Compressor) -> None:
+    name = format_spec(codec).partition(":")[0]
+    assert make_codec(name, {key: getattr(codec, key) for key in option_names(name)}) == codec
+
+
+def test_a_codec_as_an_option_may_be_a_string() -> None:
+    assert make_codec("topk", {"values": "int8(block=64)"}) == TopK(values=Int8(block=64))
+    assert make_codec("topk", {"values": "fp16"}) == TopK(values=FP16())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("tpok", {}, r"unknown compressor: 'tpok' \(did you mean 'topk'\?\)"),
+        ("topk", {"rato": 0.1}, r"unknown option of topk: 'rato' \(did you mean 'ratio'\?\); allowed: ratio, values"),
+        ("topk", {"ratio": "0.1"}, "ratio is '0.1', expected a number"),
+        ("onebit", {"error_feedback": "true"}, "error_feedback is 'true', expected True or False"),
+        ("topk", {"values": "fp61"}, "values is 'fp61', expected None"),
+        ("topk", {"values": "int8(blok=3)"}, "unknown option of int8: 'blok'"),
+    ],
+)
+def test_types_are_taken_as_they_are(name: str, options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_codec(name, options)

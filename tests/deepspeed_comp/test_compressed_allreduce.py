@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.compressing import as_bytes, make_layout, make_values
 from support.listening import Listening, Sent
-from support.onebit_allreduce import Floats, onebit_allreduce
+from support.onebit_allreduce import Floats, onebit_allreduce, torch_norm
 
 SIZES = (1, 2, 3, 7, 8, 13, 64, 65, 127, 1009)
 ORDERS = {"l1": 1, "l2": 2}
@@ -53,10 +53,6 @@ def play(
         return after
 
     return main
-
-
-def torch_norm(values: Floats, order: int) -> np.float32:
-    return torch.linalg.vector_norm(torch.from_numpy(values), order).numpy()[()]
 
 
 # Its numbers.

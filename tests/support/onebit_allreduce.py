@@ -7,15 +7,27 @@ squares are summed decides its last bit, so the caller hands in the norm to use.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-__all__ = ["Floats", "Outcome", "onebit_allreduce"]
+__all__ = ["Face", "Floats", "Outcome", "check_face", "onebit_allreduce", "torch_norm"]
 
 Floats = npt.NDArray[np.float32]
 Norm = Callable[[Floats], np.float32]
+
+
+class Face(Protocol):
+    """What DeepSpeed's communication backends look like."""
+
+    rank: int
+    size: int
+
+    def compressed_allreduce(
+        self, buffer_m: torch.Tensor, worker_error: torch.Tensor, server_error: torch.Tensor, local_rank: int
+    ) -> torch.Tensor: ...
 
 
 class Outcome(NamedTuple):
@@ -65,3 +77,25 @@ def encode(values: Floats, counted: int, norm: Norm, scale: str) -> tuple[np.flo
     error = np.zeros_like(values)
     error[:counted] = kept - factor * signs[:counted]
     return factor, signs, error
+
+
+def torch_norm(values: Floats, order: int = 2) -> np.float32:
+    return torch.linalg.vector_norm(torch.from_numpy(values), order).numpy()[()]
+
+
+def check_face(face: Face, numel: int, steps: int = 3) -> None:
+    """Every bit of a few calls, made by all ranks at once, against the model."""
+    padded = -(-numel // (8 * face.size)) * 8 * face.size
+    worker, server = torch.zeros(padded), torch.zeros(padded // face.size)
+    workers: list[Floats] = [np.zeros(padded, np.float32)] * face.size
+    servers: list[Floats] = [np.zeros(padded // face.size, np.float32)] * face.size
+    for step in range(steps):
+        buffers = [_normal(numel, 100 * step + rank) for rank in range(face.size)]
+        result, workers, servers = onebit_allreduce([one.numpy() for one in buffers], workers, servers, torch_norm)
+        mine = face.compressed_allreduce(buffers[face.rank], worker, server, 0)
+        for tensor, expected in ((mine, result), (worker, workers[face.rank]), (server, servers[face.rank])):
+            assert tensor.numpy().tobytes() == expected.tobytes()
+
+
+def _normal(numel: int, seed: int) -> torch.Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,128 @@
+"""Two ways to average momenta over the ranks: all together in buckets, or tensor by tensor as DeepSpeed did it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..backends import GradientReducer
+from ..compressors import Compressor, TensorMeta, kernels
+from .compressed_allreduce import compressed_allreduce, error_sizes
+from .engine import Scope
+from .entry import Entry
+
+__all__ = ["Averager", "Fused", "PerTensor", "TIMEOUT"]
+
+#: seconds that a collective may take, as in torch.distributed: one rank may be busy with a checkpoint
+TIMEOUT = 1800.0
+
+
+class Averager(ABC):
+    """Takes the mean of one tensor per entry over the ranks of its scope; what compression leaves out is kept."""
+
+    @abstractmethod
+    def average(self, entries: Sequence[Entry], values: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The means, in the order of the entries, bitwise equal on all ranks; a collective operation.
+
+        Args:
+            entries: equally many with equal names on all ranks.
+            values: one tensor per entry, in the parameter's shape; their storage is used up.
+
+        Returns:
+            None if some rank's value is not finite; then what is kept is as it was.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget what compression left out so far. All ranks must do so."""
+
+
+class Fused(Averager):
+    """All entries of a scope in one message per bucket, with the codecs and the safeguards of `GradientReducer`.
+
+    Args:
+        compressor: for every tensor.
+        name: prefix of the collectives' names.
+    """
+
+    def __init__(self, compressor: Compressor, name: str) -> None:
+        self._compressor = compressor
+        self._name = name
+        self._reducers: dict[str, GradientReducer] = {}
+        self._restored: dict[str, Any] = {}
+
+    def average(self, entries: Sequence[Entry], values: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        for scope, arrivals in _by_scope(entries, values).items():
+            reducer = self._reducer(scope, [entry for entry, _ in arrivals])
+            reducer.ready_all([(entry.name, value) for entry, value in arrivals], donate=True)
+        means = [self._reducers[entry.scope.key].wait(entry.name) for entry in entries]
+        # where nothing is compressed, the reducer hands sums on as they are
+        return means if all(kernels.all_finite(mean) for mean in means) else None
+
+    def reset(self) -> None:
+        self._reducers.clear()
+        self._restored.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every scope's reducer, by the scope's key: of this rank alone."""
+        return {key: reducer.state_dict() for key, reducer in self._reducers.items()}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`; reducers take their states when they are made."""
+        self.reset()
+        self._restored.update(states)
+
+    def _reducer(self, scope: Scope, entries: Sequence[Entry]) -> GradientReducer:
+        reducer = self._reducers.get(scope.key)
+        if reducer is None:
+            name = f"{self._name}.{scope.key}"
+            reducer = GradientReducer(self._compressor, scope.transport, name=name, timeout=TIMEOUT)
+            self._reducers[scope.key] = reducer
+        if unknown := [entry for entry in entries if entry.name not in reducer.names]:
+            reducer.register([_meta(entry) for entry in unknown])
+        if scope.key in self._restored:
+            reducer.load_state_dict(self._restored.pop(scope.key))
+        return reducer
+
+
+class PerTensor(Averager):
+    """Every entry by itself, with DeepSpeed 0.19.6's numbers, faults included; errors lie in the entries' states."""
+
+    def average(self, entries: Sequence[Entry], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        for entry, value in zip(entries, values, strict=True):
+            self._ensure_errors(entry)
+            if entry.scope.transport.world_size > 1:
+                errors = entry.state["worker_error"], entry.state["server_error"]
+                compressed_allreduce(
+                    value, *errors, entry.scope.transport, count_padding=True, name=entry.name, timeout=TIMEOUT
+                )
+        return list(values)
+
+    def reset(self) -> None:
+        """Nothing is kept here."""
+
+    def _ensure_errors(self, entry: Entry) -> None:
+        state, device = entry.state, entry.param.device
+        if "worker_error" in state:
+            return
+        sizes = error_sizes(entry.param.numel(), entry.scope.transport.world_size)
+        state["tensor_size"] = entry.param.numel()
+        state["corrected_tensor_size"], state["server_chunk_size"] = sizes.worker, sizes.server
+        state["worker_error"] = torch.zeros(sizes.worker, device=device)
+        state["server_error"] = torch.zeros(sizes.server, device=device)
+
+
+def _by_scope(
+    entries: Sequence[Entry], values: Sequence[torch.Tensor]
+) -> dict[Scope, list[tuple[Entry, torch.Tensor]]]:
+    scopes: dict[Scope, list[tuple[Entry, torch.Tensor]]] = {}
+    for entry, value in zip(entries, values, strict=True):
+        scopes.setdefault(entry.scope, []).append((entry, value))
+    return scopes
+
+
+def _meta(entry: Entry) -> TensorMeta:
+    return TensorMeta(name=entry.name, shape=tuple(entry.param.shape), dtype=entry.param.dtype)

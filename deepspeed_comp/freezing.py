@@ -1,0 +1,39 @@
+"""When a 1-bit optimizer stops learning its variance, and what changes then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .entry import Entry
+from .momentum import MomentumOptimizer
+
+__all__ = ["FreezingOptimizer"]
+
+
+class FreezingOptimizer(MomentumOptimizer):
+    """One whose variance freezes after `freeze_step` steps; from then on momenta are averaged, not gradients.
+
+    Attributes:
+        freeze_step: may be changed before a load.
+    """
+
+    freeze_step: int
+    _frozen = False
+
+    @property
+    def frozen(self) -> bool:
+        """The variance does not move any more. Set together with the engine's flag."""
+        return self._frozen
+
+    @frozen.setter
+    def frozen(self, value: bool) -> None:
+        self._frozen = value
+        self.reduced = not value
+
+    def _settle(self, entries: Sequence[Entry]) -> None:
+        if not self.frozen and entries and entries[-1].state["step"] >= self.freeze_step:
+            self.frozen = True
+            self._announce(f"variance is frozen after step {self.freeze_step}; momenta are averaged compressed now")
+
+    def _resume(self, step: int) -> None:
+        self.frozen = step >= max(1, self.freeze_step)

@@ -37,10 +37,11 @@ def test_a_call_is_in_place_and_has_deepspeeds_numbers(face: type[CompressedBack
         assert (backend.rank, backend.size, backend.world_group) == (transport.rank, 3, transport)
         buffer = torch.randn(shape, generator=torch.Generator().manual_seed(transport.rank))
         copy, sizes = buffer.clone(), error_sizes(buffer.numel(), 3)
-        held, expected = [[torch.zeros(size) for size in sizes] for _ in range(2)]
-        assert backend.compressed_allreduce(buffer, *held, 0) is buffer
+        worker, server = torch.zeros(sizes.worker), torch.zeros(sizes.server)
+        expected = worker.clone(), server.clone()
+        assert backend.compressed_allreduce(buffer, worker, server, 0) is buffer
         compressed_allreduce(copy, *expected, transport, count_padding=True)
-        assert list(map(as_bytes, [buffer, *held])) == list(map(as_bytes, [copy, *expected]))
+        assert list(map(as_bytes, [buffer, worker, server])) == list(map(as_bytes, [copy, *expected]))
 
     run_ranks(3, main)
 

@@ -12,7 +12,7 @@ import gradwire
 import pytest
 
 ROOT = Path(gradwire.__file__).parent
-SCRIPTS = ["launch/setup", "launch/test", "launch/demo", ".ci/run"]
+SCRIPTS = ["launch/setup", "launch/test", "launch/demo", "launch/versions", ".ci/run"]
 LINT = ["lint", "format", "types"]
 PARALLEL = ["horovod-gloo-2", "horovod-mpi-2", "horovod-gloo-8", "horovod-mpi-8", "mpi-3", "torch-2", "demo"]
 RANKS = "printf '[%s]<stdout>:5 passed in 2.00s\\n' 0 1"

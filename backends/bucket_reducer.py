@@ -229,8 +229,8 @@ class BucketReducer:
         _check_vector("flat", flat, flat.numel())
         if self._broken is not None:
             raise TransportError(
-                "a collective failed before, so the ranks may no longer be alike: start the job again on every "
-                "rank, from the last checkpoint"
+                f"this reducer takes no further call, because ranks may have parted when a collective failed "
+                f"({self._broken}): make a new one on every rank, from the last checkpoint"
             ) from self._broken
         with self._breaking():
             return self._plans.get(request, self._calls)

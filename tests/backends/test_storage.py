@@ -12,9 +12,8 @@ from gradwire import Compressor, Context, Int8, OneBit, RandomK, State, TensorMe
 from gradwire.backends import GradientReducer, Transport, run_ranks
 from gradwire.backends import reducer as reducer_module
 from gradwire.compressors.memory import RESIDUAL
+from support.allocating import Allocations
 from support.reducing import gradient, ids, metas
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 SHAPE = (256, 1024)
 NBYTES = 4 * 256 * 1024
@@ -113,24 +112,6 @@ def test_between_steps_one_residual_per_rank_is_alive(compressor: Compressor, ex
     assert run_ranks(world_size, rank_main)[0] - before == residuals
 
 
-class Allocations(TorchDispatchMode):
-    """The largest tensor that any operation of this thread made."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
-        result = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage().data_ptr() for t in _pytree.tree_leaves((args, kwargs)) if _is(t)}
-        for tensor in _pytree.tree_leaves(result):
-            if _is(tensor) and tensor.untyped_storage().data_ptr() not in given:
-                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
-        return result
-
-
-def _is(leaf: object) -> bool:
-    return isinstance(leaf, torch.Tensor)
-
-
 @pytest.mark.parametrize("compressor", CODECS, ids=ids)
 def test_decoding_many_ranks_makes_nothing_of_the_tensors_size(compressor: Compressor) -> None:
     """Work goes in pieces of a fixed size, so the tensor has several: the mean needs no dense temporary per rank."""
@@ -143,7 +124,7 @@ def test_decoding_many_ranks_makes_nothing_of_the_tensors_size(compressor: Compr
         for step in range(2):
             reducer.ready("w", gradient("w", shape, transport.rank, step), donate=True)
             reducer.flush()
-            allocations.largest = 0  # the first step has no old residual whose storage could serve
+            allocations.sizes.clear()  # the first step has no old residual whose storage could serve
             with allocations:
                 reducer.wait("w")
         return allocations.largest

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from ..backends import GradientReducer
+from ..backends import GradientReducer, merge_states
 from ..compressors import Compressor, TensorMeta, kernels
+from ..compressors.errors import ConfigError
 from .compressed_allreduce import compressed_allreduce, error_sizes
 from .engine import Scope
 from .entry import Entry
 
-__all__ = ["Averager", "Fused", "PerTensor", "TIMEOUT"]
+__all__ = ["Averager", "Fused", "PerTensor", "TIMEOUT", "merge_residuals"]
 
 #: seconds that a collective may take, as in torch.distributed: one rank may be busy with a checkpoint
 TIMEOUT = 1800.0
@@ -68,7 +69,7 @@ class Fused(Averager):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every scope's reducer, by the scope's key: of this rank alone."""
-        return {key: reducer.state_dict() for key, reducer in self._reducers.items()}
+        return self._restored | {key: reducer.state_dict() for key, reducer in self._reducers.items()}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Go on from `state_dict`; reducers take their states when they are made."""
@@ -113,6 +114,23 @@ class PerTensor(Averager):
         state["corrected_tensor_size"], state["server_chunk_size"] = sizes.worker, sizes.server
         state["worker_error"] = torch.zeros(sizes.worker, device=device)
         state["server_error"] = torch.zeros(sizes.server, device=device)
+
+
+def merge_residuals(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`Fused.state_dict` for any number of ranks, from those of all ranks.
+
+    Raises:
+        ConfigError: ranks hold different parameters.
+    """
+    for key in sorted({key for state in states for key in state}):
+        sizes = {state[key]["world_size"] if key in state else 0 for state in states}
+        if sizes != {len(states)}:
+            raise ConfigError(
+                f"residuals of {len(states)} ranks cannot be redistributed: their {key} parameters are not the same "
+                "on all of them, as with experts and pipelines: go on with as many ranks, or remove "
+                "gradwire_rank_*.pt from the checkpoint to begin with no residuals"
+            )
+    return {key: merge_states([state[key] for state in states]) for key in states[0]}
 
 
 def _by_scope(

@@ -12,7 +12,8 @@ import torch
 from ..backends.announce import announce
 from ..compressors import Compressor, NoCompression, OneBit, SizePolicy, kernels
 from ..compressors.errors import UnsupportedError, UsageError
-from .averagers import TIMEOUT, Averager, Fused, PerTensor
+from .averagers import TIMEOUT, Averager, Fused, PerTensor, merge_residuals
+from .checkpoint import follow
 from .engine import (
     Engine,
     Scopes,
@@ -230,6 +231,8 @@ class MomentumOptimizer(torch.optim.Optimizer):
         refuse_unsuitable(engine, type(self).__name__)
         self.deepspeed = engine
         self._scopes = Scopes(engine, self.comm_backend_name, self.cuda_aware)
+        if not self.legacy:
+            follow(engine, type(self).__name__, self)
         if not self.reduced:
             set_backward_allreduce(engine, False)
         fault = loss_scale_fault(engine)
@@ -271,13 +274,17 @@ class MomentumOptimizer(torch.optim.Optimizer):
         self._resume(max((state.get("step", 0) for state in self.state.values()), default=0))
 
     def rank_state(self) -> dict[str, Any]:
-        """What this rank alone knows, besides `state_dict`: residuals by scope. Plain values and tensors."""
+        """What this rank alone knows, besides `state_dict`: plain values and tensors. `legacy` keeps none of it."""
         return {} if not isinstance(self.averager, Fused) else {"residuals": self.averager.state_dict()}
 
     def load_rank_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `rank_state`; after `load_state_dict`, on every rank."""
+        """Go on from `rank_state`, or on all ranks from `merge_rank_states`; after `load_state_dict`."""
         if isinstance(self.averager, Fused):
             self.averager.load_state_dict(state["residuals"])
+
+    def merge_rank_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """One state for any number of ranks, from those of all ranks: their mean residuals."""
+        return {"residuals": merge_residuals([state["residuals"] for state in states])}
 
 
 def _count(entries: Sequence[Entry]) -> None:

@@ -1,4 +1,4 @@
-"""`gradwire bench`: step times through Horovod, as ratios measured side by side in one run."""
+"""`gradwire bench`: times of steps and calls, as ratios measured side by side in one run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..compressors.errors import MissingDependencyError
+from ..compressors.errors import ConfigError, MissingDependencyError
 from .arguments import between, file_to_write
 from .bench_ranks import BENCHES
+from .old_nccl import RELEASE
 from .runs import RunError, environment, launch_command
 
 __all__ = ["add_arguments", "run"]
 
+#: the one that goes over torch.distributed instead of Horovod
+ONEBIT = "onebit"
+#: where launch/setup puts it
+OLD_DEEPSPEED = Path(sys.prefix) / f"deepspeed-{RELEASE}"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `gradwire bench`."""
-    parser.add_argument("what", choices=sorted(BENCHES), help="which comparison")
+    parser.add_argument("what", choices=sorted([*BENCHES, ONEBIT]), help="which comparison")
     parser.add_argument("--np", type=between(2, 64), default=2, metavar="N", help="ranks (default: 2)")
     parser.add_argument("--mpi", action="store_true", help="Horovod over MPI instead of Gloo")
     parser.add_argument(
@@ -34,8 +40,9 @@ def run(options: argparse.Namespace) -> int:
     """Run the ranks, print the table.
 
     Raises:
-        MissingDependencyError: Horovod or rich is not installed.
-        RunError: a rank failed, or a row's updates are not what its gradients demand.
+        MissingDependencyError: Horovod, DeepSpeed or rich is not installed.
+        ConfigError: an option does not fit this comparison.
+        RunError: a rank failed, or a row's results are not what its inputs demand.
     """
     try:
         from rich.console import Console
@@ -43,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
         from .bench_table import table
     except ImportError as error:
         raise MissingDependencyError(error.name or "rich", "demo", "gradwire bench") from error
-    if find_spec("horovod") is None:
-        raise MissingDependencyError("horovod", "horovod", "gradwire bench")
+    check(options)
     console = Console()
     with console.status(f"{options.what}: {options.steps} steps of each row on {options.np} ranks"):
         rows = measure(options)
@@ -54,15 +60,38 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def check(options: argparse.Namespace) -> None:
+    """That what the ranks need is there."""
+    package = "deepspeed" if options.what == ONEBIT else "horovod"
+    if find_spec(package) is None:
+        raise MissingDependencyError(package, package, "gradwire bench")
+    if options.what == ONEBIT and options.mpi:
+        raise ConfigError("--mpi is for comparisons over Horovod, and onebit goes over Gloo: leave it out")
+    if options.what == ONEBIT and not OLD_DEEPSPEED.is_dir():
+        raise ConfigError(
+            f"onebit compares with DeepSpeed {RELEASE}, which is not in {OLD_DEEPSPEED}: ./launch/setup puts it there"
+        )
+
+
 def measure(options: argparse.Namespace) -> Any:
     """What rank 0 reports: the rows as JSON has them."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "rows.json"
-        command = [
-            *launch_command("mpi" if options.mpi else "gloo", options.np),
-            *(sys.executable, "-m", "gradwire.launch.bench_ranks", options.what, str(options.steps), str(report)),
-        ]
-        done = subprocess.run(command, env=environment(options.np), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command(options), str(options.steps), str(report)],
+            env=environment(options.np) | ({"PYTHONPATH": str(OLD_DEEPSPEED)} if options.what == ONEBIT else {}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0 or not report.exists():
             raise RunError(f"the ranks ended with status {done.returncode}:\n{(done.stderr or done.stdout)[-2000:]}")
         return json.loads(report.read_text())
+
+
+def command(options: argparse.Namespace) -> list[str]:
+    """The ranks, without their last two arguments: steps and report."""
+    if options.what == ONEBIT:
+        return [*launch_command("torch", options.np), "-m", "gradwire.launch.bench_onebit"]
+    launcher = launch_command("mpi" if options.mpi else "gloo", options.np)
+    return [*launcher, sys.executable, "-m", "gradwire.launch.bench_ranks", options.what]

@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 #: name, and what it does; the module of that name has `add_arguments(parser)` and `run(options) -> int`
 COMMANDS = {
-    "bench": "step times through Horovod, side by side",
+    "bench": "times of steps and calls, side by side",
     "deepspeed": "run an untouched script by the deepspeed launcher, with gradwire registered in every rank",
     "demo": "train a small GPT with and without compression; a table and a picture",
 }

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from ..backends import GradientReducer, merge_states
+from ..backends import GradientReducer, Statistics, merge_states
+from ..backends.statistics import merge
 from ..compressors import Compressor, TensorMeta, kernels
-from ..compressors.errors import ConfigError
+from ..compressors.errors import ConfigError, UsageError
 from .compressed_allreduce import compressed_allreduce, error_sizes
 from .engine import Scope
 from .entry import Entry
@@ -40,6 +41,15 @@ class Averager(ABC):
     def reset(self) -> None:
         """Forget what compression left out so far. All ranks must do so."""
 
+    @property
+    def statistics(self) -> Statistics:
+        """What this rank sent since the last reset.
+
+        Raises:
+            UsageError: it is not counted here.
+        """
+        raise UsageError("what is sent is not counted with legacy=True: leave that out")
+
 
 class Fused(Averager):
     """All entries of a scope in one message per bucket, with the codecs and the safeguards of `GradientReducer`.
@@ -66,6 +76,10 @@ class Fused(Averager):
     def reset(self) -> None:
         self._reducers.clear()
         self._restored.clear()
+
+    @property
+    def statistics(self) -> Statistics:
+        return merge([reducer.statistics for reducer in self._reducers.values()])
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every scope's reducer, by the scope's key: of this rank alone."""

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..backends import Statistics
 from ..backends.announce import announce
+from ..backends.statistics import merge
 from ..compressors import Compressor, NoCompression, OneBit, SizePolicy, kernels
 from ..compressors.errors import UnsupportedError, UsageError
 from .averagers import TIMEOUT, Averager, Fused, PerTensor, merge_residuals
@@ -113,6 +115,11 @@ class MomentumOptimizer(torch.optim.Optimizer):
         self._reduced = value
         if self.deepspeed is not None:
             set_backward_allreduce(self.deepspeed, value)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What this rank sent besides the engine's own averages of gradients. UsageError with `legacy`: not counted."""
+        return merge([self.averager.statistics, self.exact.statistics])
 
     @property
     def using_pipeline(self) -> bool:

@@ -1,0 +1,8 @@
+"""Compression of gradients at ZeRO 0 to 3: what DeepSpeed's own reductions send, and nothing else."""
+
+from __future__ import annotations
+
+from .attach import attach, detach
+from .attachment import Attachment
+
+__all__ = ["Attachment", "attach", "detach"]

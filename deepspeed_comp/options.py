@@ -78,6 +78,9 @@ class MomentumOptions(Settings):
         legacy: reproduce DeepSpeed 0.19.6.
     """
 
+    #: settings that a parameter group may have for itself
+    grouped: ClassVar[tuple[str, ...]] = ("lr", "bias_correction", "betas", "eps", "weight_decay", "max_grad_norm")
+
     lr: _NotNegative = 1e-3
     betas: _Betas = (0.9, 0.999)
     eps: _NotNegative = 1e-8
@@ -109,7 +112,7 @@ class MomentumOptions(Settings):
 
     def group_defaults(self) -> dict[str, Any]:
         """What a parameter group holds unless it says otherwise."""
-        return self.model_dump(include={"lr", "bias_correction", "betas", "eps", "weight_decay", "max_grad_norm"})
+        return self.model_dump(include=set(self.grouped))
 
 
 class OneBitAdamOptions(MomentumOptions):
@@ -138,6 +141,7 @@ class OneBitLambOptions(MomentumOptions):
     """
 
     place: ClassVar[str] = "optimizer.params of OneBitLamb"
+    grouped: ClassVar[tuple[str, ...]] = (*MomentumOptions.grouped, "max_coeff", "min_coeff")
 
     freeze_step: _Count = 100000
     max_coeff: _Positive = 10.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CASES", "RESUMES", "Case", "Resume", "config", "model", "resume", "save", "train"]
+__all__ = ["CASES", "RESUMES", "Case", "Parameters", "Resume", "config", "model", "resume", "save", "train"]
 
 SIZES = (11, 23, 5)
 BATCH = 6
@@ -21,8 +21,15 @@ DTYPES: dict[str, dict[str, Any]] = {
     "bf16": {"bf16": {"enabled": True}},
     "fp16": {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 20}},
 }
+#: optimizer -> its name for the step that freezes the variance, and what makes it do all it can within 50 steps
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "OneBitAdam": ("freeze_step", {}),
+    "OneBitLamb": ("freeze_step", {}),
+    "ZeroOneAdam": ("var_freeze_step", {"var_update_scaler": 2, "local_step_scaler": 5, "local_step_clipper": 4}),
+}
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+Parameters = dict[str, torch.Tensor]
 Initialize = Callable[[torch.nn.Module, dict[str, Any]], Any]
 
 
@@ -42,13 +49,17 @@ class Case:
         return "-".join([self.optimizer, self.dtype, *words, f"gas={self.accumulation}", f"clip={self.clipping:g}"])
 
 
-def _adam() -> Iterator[Case]:
+def _params(optimizer: str, freeze: int, **more: Any) -> dict[str, Any]:
+    key, shared = OPTIMIZERS[optimizer]
+    return {"lr": 1e-3, "eps": EPS, key: freeze, **shared, **more}
+
+
+def _cases(optimizer: str) -> Iterator[Case]:
     for dtype, freeze, decay, gas, clip in product(DTYPES, (1, 2, 10), (0.0, 0.01), (1, 4), (0.0, 0.05)):
-        params = {"lr": 1e-3, "eps": EPS, "freeze_step": freeze, "weight_decay": decay}
-        yield Case("OneBitAdam", dtype, gas, clip, params=params)
+        yield Case(optimizer, dtype, gas, clip, params=_params(optimizer, freeze, weight_decay=decay))
 
 
-CASES: list[Case] = [*_adam()]
+CASES: list[Case] = [case for optimizer in OPTIMIZERS for case in _cases(optimizer)]
 
 
 @dataclass(frozen=True)
@@ -59,12 +70,18 @@ class Resume:
     saved_after: int
     steps_after: int = 10
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether momenta are averaged by the time it is saved."""
+        return self.saved_after >= self.case.params["freeze_step"]
+
     def __str__(self) -> str:
         return f"{self.case}-saved_after={self.saved_after}"
 
 
 RESUMES: list[Resume] = [
-    Resume(Case("OneBitAdam", dtype, params={"lr": 1e-3, "eps": EPS, "freeze_step": 10}), saved)
+    Resume(Case(optimizer, dtype, params=_params(optimizer, 10)), saved)
+    for optimizer in OPTIMIZERS
     for dtype in DTYPES
     for saved in (4, 16)
 ]
@@ -100,11 +117,11 @@ def train(engine: Any, case: Case, first: int, steps: int) -> None:
             engine.step()
 
 
-def parameters(engine: Any) -> dict[str, torch.Tensor]:
+def parameters(engine: Any) -> Parameters:
     return {name: parameter.detach().clone() for name, parameter in engine.module.named_parameters()}
 
 
-def run(case: Case, initialize: Initialize, **params: Any) -> dict[str, torch.Tensor]:
+def run(case: Case, initialize: Initialize, **params: Any) -> Parameters:
     """Parameters after all steps."""
     engine = initialize(model(), config(case, **params))
     train(engine, case, 0, case.steps)
@@ -118,7 +135,7 @@ def save(resume: Resume, folder: Path, initialize: Initialize, **params: Any) ->
     engine.save_checkpoint(str(folder), tag="saved")
 
 
-def resume(resume: Resume, folder: Path, initialize: Initialize, **params: Any) -> dict[str, torch.Tensor]:
+def resume(resume: Resume, folder: Path, initialize: Initialize, **params: Any) -> Parameters:
     """Load the checkpoint into a new engine, and train on; parameters after all steps."""
     engine = initialize(model(), config(resume.case, **params))
     engine.load_checkpoint(str(folder), tag="saved")

@@ -6,29 +6,38 @@ is wrapped, once, for the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, wraps
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from ._host import config, engine, has_module
 from .backends import CompressedBackend, MpiBackend, NcclBackend
+from .gradients import attach
 from .old_paths import add_module, add_package
+from .onebit_adam import OneBitAdam
+from .onebit_lamb import OneBitLamb
 from .options import GradientCompression
+from .zero_one_adam import ZeroOneAdam
 
 __all__ = ["BLOCK", "register"]
 
 #: the key in ds.json
 BLOCK = "gradient_compression"
 _ONEBIT = "deepspeed.runtime.fp16.onebit"
-_COMM = "deepspeed.runtime.comm"
-_FILES = {"OneBitAdam": "onebit_adam", "OneBitLamb": "onebit_lamb", "ZeroOneAdam": "zero_one_adam"}
-#: the names that DeepSpeed 0.19.6 had
-_OLD_NAMES = {"OneBitAdam": "OnebitAdam", "OneBitLamb": "OnebitLamb", "ZeroOneAdam": "ZeroOneAdam"}
-_OLD_FILES = {"OneBitAdam": "adam", "OneBitLamb": "lamb", "ZeroOneAdam": "zoadam"}
+_OPTIMIZERS = (OneBitAdam, OneBitLamb, ZeroOneAdam)
+#: module -> the names that it had in DeepSpeed 0.19.6
+_OPTIMIZER_MODULES: dict[str, dict[str, object]] = {
+    f"{_ONEBIT}.adam": {"OnebitAdam": OneBitAdam},
+    f"{_ONEBIT}.lamb": {"OnebitLamb": OneBitLamb},
+    f"{_ONEBIT}.zoadam": {"ZeroOneAdam": ZeroOneAdam},
+}
+_BACKEND_MODULES: dict[str, dict[str, object]] = {
+    "deepspeed.runtime.comm.compressed": {"CompressedBackend": CompressedBackend},
+    "deepspeed.runtime.comm.mpi": {"MpiBackend": MpiBackend},
+    "deepspeed.runtime.comm.nccl": {"NcclBackend": NcclBackend},
+}
 
 
 def register(*, replace: bool = False) -> None:
@@ -42,26 +51,19 @@ def register(*, replace: bool = False) -> None:
         replace: use gradwire's optimizers and backends also where the release has its own (optimizers up to 0.19.6,
             backends up to 0.19.7), for all that is imported or made from now on.
     """
-    classes = _optimizers()
     if replace or not has_module(_ONEBIT):
-        _offer(classes)
-    add_package(_ONEBIT, {_OLD_NAMES[name]: optimizer for name, optimizer in classes.items()}, replace=replace)
-    for name, optimizer in classes.items():
-        add_module(f"{_ONEBIT}.{_OLD_FILES[name]}", {_OLD_NAMES[name]: optimizer}, replace=replace)
-    for backend in (CompressedBackend, MpiBackend, NcclBackend):
-        path = f"{_COMM}.{backend.__name__.removesuffix('Backend').lower()}"
-        add_module(path, {backend.__name__: backend}, replace=replace)
+        _offer()
+    every = {name: optimizer for names in _OPTIMIZER_MODULES.values() for name, optimizer in names.items()}
+    add_package(_ONEBIT, every, replace=replace)
+    for path, names in {**_OPTIMIZER_MODULES, **_BACKEND_MODULES}.items():
+        add_module(path, names, replace=replace)
     _obey_block()
 
 
-def _optimizers() -> dict[str, type]:
-    there = {name: file for name, file in _FILES.items() if find_spec(f".{file}", __package__)}
-    return {name: getattr(import_module(f".{file}", __package__), name) for name, file in there.items()}
-
-
-def _offer(classes: Mapping[str, type]) -> None:
+def _offer() -> None:
     """DeepSpeed takes any name that `torch.optim` has; those in its list it lower-cases first."""
-    for name, optimizer in classes.items():
+    for optimizer in _OPTIMIZERS:
+        name = optimizer.__name__
         setattr(torch.optim, name, optimizer)
         setattr(torch.optim, name.lower(), optimizer)
         if name.lower() not in config.DEEPSPEED_OPTIMIZERS:
@@ -86,5 +88,4 @@ def _obeying(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 def _attach(host: object, settings: GradientCompression) -> None:
-    attach = import_module(".gradients.attach", __package__).attach
     attach(host, settings.compressor, warmup_steps=settings.warmup_steps, **settings.reducer_options)

@@ -72,8 +72,8 @@ class Resume:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether momenta are averaged by the time it is saved."""
-        return self.saved_after >= self.case.params["freeze_step"]
+        """Whether the variance is, by the time it is saved."""
+        return self.saved_after >= self.case.params[OPTIMIZERS[self.case.optimizer][0]]
 
     def __str__(self) -> str:
         return f"{self.case}-saved_after={self.saved_after}"

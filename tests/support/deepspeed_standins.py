@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
 __all__ = ["allow_fp16", "for_cpu", "no_shared_memory_op", "pretend_cupy"]
 
@@ -24,7 +25,7 @@ def pretend_cupy() -> None:
     """A `cupy` on numpy, with the functions that DeepSpeed's NcclBackend uses."""
     cupy = ModuleType("cupy")
     functions: dict[str, Any] = {
-        "from_dlpack": lambda capsule: torch.utils.dlpack.from_dlpack(capsule).numpy(),
+        "from_dlpack": lambda capsule: from_dlpack(capsule).numpy(),
         "packbits": np.packbits,
         "split": np.split,
         "unpackbits": np.unpackbits,

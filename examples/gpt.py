@@ -1,4 +1,4 @@
-"""What the two example scripts share: English text, a small GPT, and a report of how training goes."""
+"""What the example scripts share: English text, a small GPT, and a report of how training goes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from gradwire.backends.statistics import Statistics
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["GPT", "Report", "Text", "held_out_loss", "make_optimizer", "make_schedule", "parse_options"]
+__all__ = ["GPT", "Report", "Text", "held_out_loss", "make_optimizer", "make_parser", "make_schedule", "parse_options"]
 
 CONTEXT = 128
 BATCH = 4
 VOCABULARY = 256  # bytes
+STEPS = 150
 
 
 class Text:
@@ -83,6 +84,8 @@ class GPT(nn.Module):
         logits = self.head(self.norm(self.blocks(x)))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
+    forward = loss
+
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """AdamW, for all compressors alike."""
@@ -141,13 +144,19 @@ class Report:
             print(json.dumps(record), file=self._file, flush=True)
 
 
-def parse_options(description: str | None) -> argparse.Namespace:
-    """The options of both scripts."""
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of all scripts."""
     parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", type=Path, help="write JSON lines to this file instead of text")
+    return parser
+
+
+def parse_options(description: str | None) -> argparse.Namespace:
+    """These options, and the compression."""
+    parser = make_parser(description)
     parser.add_argument(
         "--compression", default="topk:ratio=0.01", help="for example none, fp16, topk:ratio=0.01, onebit"
     )
-    parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--report", type=Path, help="write JSON lines to this file instead of text")
     return parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from ..compressors import parse_spec
 from ..compressors.errors import ConfigError
 
-__all__ = ["between", "file_to_write", "spec"]
+__all__ = ["between", "ds_config", "file_to_write", "spec"]
 
 
 def between(low: int, high: int) -> Callable[[str], int]:
@@ -30,6 +31,17 @@ def spec(text: str) -> str:
     except ConfigError as error:
         raise ArgumentTypeError(str(error)) from error
     return text
+
+
+def ds_config(text: str) -> Path:
+    """A ds.json that names an optimizer."""
+    try:
+        config = json.loads(Path(text).read_text())
+    except (OSError, ValueError) as error:
+        raise ArgumentTypeError(f"{text!r} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict) or "type" not in config.get("optimizer", {}):
+        raise ArgumentTypeError(f'{text!r} names no optimizer; expected {{"optimizer": {{"type": "OneBitAdam", …}}}}')
+    return Path(text)
 
 
 def file_to_write(text: str) -> Path:

@@ -18,7 +18,7 @@ __all__ = ["Result", "picture", "show", "table"]
 
 SMOOTHING = 10
 COLUMNS = (
-    "compression",
+    "run",
     "train\nloss",
     "held\nout",
     "bytes sent\nper step",
@@ -40,13 +40,13 @@ class Result:
     """A finished run: what its report said.
 
     Attributes:
-        compression: the spec string.
+        name: what people call it.
         records: one per step: step, loss, step_seconds, and the totals so far of codec_seconds, wait_seconds,
             sent_bytes, raw_bytes, fp16_bytes.
         held_out_loss: after the last step, in nats per byte.
     """
 
-    compression: str
+    name: str
     records: list[dict[str, float]]
     held_out_loss: float
 
@@ -75,7 +75,7 @@ def table(results: list[Result]) -> Table:
     """One row per run."""
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, caption=CAPTION, caption_justify="left")
     for column in COLUMNS:
-        shown.add_column(column, justify="left" if column == "compression" else "right", no_wrap=True)
+        shown.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     for result in results:
         shown.add_row(*row(result))
     return shown
@@ -91,7 +91,7 @@ def row(result: Result) -> list[str]:
     codec, wait = result.per_step("codec_seconds"), result.per_step("wait_seconds")
     times = (result.step_seconds, result.step_seconds - codec - wait, codec, wait)
     return [
-        result.compression,
+        result.name,
         f"{result.training_loss:.3f}",
         f"{result.held_out_loss:.3f}",
         f"{sent:,.0f}",
@@ -122,6 +122,6 @@ def picture(results: list[Result], path: Path) -> None:
 
 
 def plot(axes: Axes, result: Result, x: list[float]) -> None:
-    (line,) = axes.plot(x, result.smooth_losses(), linewidth=2, label=result.compression)
+    (line,) = axes.plot(x, result.smooth_losses(), linewidth=2, label=result.name)
     axes.plot(x, [record["loss"] for record in result.records], linewidth=0.6, alpha=0.3, color=line.get_color())
     axes.grid(alpha=0.25)

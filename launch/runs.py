@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,11 +17,12 @@ from typing import Literal, TextIO
 
 from ..compressors.errors import GradwireError
 
-__all__ = ["Job", "Launcher", "RunError", "follow", "horovod_problem"]
+__all__ = ["EXAMPLES", "Job", "Launcher", "RunError", "follow", "import_problem"]
 
-Launcher = Literal["gloo", "mpi", "torch"]
+Launcher = Literal["gloo", "mpi", "torch", "deepspeed"]
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SCRIPTS = {"torch": "torch_gpt.py", "deepspeed": "deepspeed_gpt.py"}
 STALL_SECONDS = 120.0
 STOP_SECONDS = 20.0
 
@@ -34,16 +36,18 @@ class Job:
     """What to train, and how.
 
     Attributes:
-        compression: a spec string such as `topk:ratio=0.01`.
-        launcher: Horovod over Gloo or MPI, or torch.distributed over Gloo.
+        name: what people call it.
+        launcher: Horovod over Gloo or MPI, torch.distributed over Gloo, or DeepSpeed.
+        choice: arguments of the script that make this job what it is.
         ranks: number of processes.
         steps: training steps.
         seed: of the parameters, the batches and the compressor.
         folder: where report and log go.
     """
 
-    compression: str
+    name: str
     launcher: Launcher
+    choice: tuple[str, ...]
     ranks: int
     steps: int
     seed: int
@@ -51,25 +55,25 @@ class Job:
 
     def file(self, suffix: str) -> Path:
         """A file of this run's own in `folder`."""
-        return self.folder / f"{''.join(c if c.isalnum() or c in '.=-' else '_' for c in self.compression)}{suffix}"
+        return self.folder / f"{''.join(c if c.isalnum() or c in '.=-' else '_' for c in self.name)}{suffix}"
 
     def command(self) -> list[str]:
         """The command line, as a user would type it."""
         script = script_of(self.launcher)
         return [
             *launch_command(self.launcher, self.ranks),
-            *([] if self.launcher == "torch" else [sys.executable]),
+            *([] if self.launcher in SCRIPTS else [sys.executable]),
             str(script),
-            *("--compression", self.compression),
+            *self.choice,
             *("--steps", str(self.steps)),
             *("--seed", str(self.seed)),
             *("--report", str(self.file(".jsonl"))),
         ]
 
 
-def horovod_problem() -> str | None:
-    """Why Horovod cannot be used, or None. Asked in a process of its own: a broken build may crash its importer."""
-    command = [sys.executable, "-c", "import horovod.torch"]
+def import_problem(module: str) -> str | None:
+    """Why a module cannot be used, or None. Asked in a process of its own: a broken build may crash its importer."""
+    command = [sys.executable, "-c", f"import {module}"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode == 0:
         return None
@@ -87,7 +91,7 @@ def follow(job: Job) -> Iterator[dict[str, float]]:
     with job.file(".jsonl").open() as report, job.file(".log").open("w") as log, running(job, log) as process:
         yield from records(job, report, process)
     if process.returncode != 0:
-        raise RunError(f"{job.compression}: training ended with status {process.returncode}.{last_lines(job)}")
+        raise RunError(f"{job.name}: training ended with status {process.returncode}.{last_lines(job)}")
 
 
 def records(job: Job, report: TextIO, process: subprocess.Popen[bytes]) -> Iterator[dict[str, float]]:
@@ -101,7 +105,7 @@ def records(job: Job, report: TextIO, process: subprocess.Popen[bytes]) -> Itera
             return
         last = time.monotonic() if lines else last
         if time.monotonic() - last > STALL_SECONDS:
-            raise RunError(f"{job.compression}: no step in {STALL_SECONDS:.0f} s.{last_lines(job)}")
+            raise RunError(f"{job.name}: no step in {STALL_SECONDS:.0f} s.{last_lines(job)}")
         time.sleep(0.1)
 
 
@@ -134,12 +138,22 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def launch_command(launcher: Launcher, ranks: int) -> list[str]:
     if launcher == "torch":
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    if launcher == "deepspeed":
+        ports = ["--master_port", str(free_port())]
+        return [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(ranks), *ports]
     horovodrun = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks)]
     return [*horovodrun, *(["--gloo"] if launcher == "gloo" else ["--mpi", "--mpi-args=--oversubscribe"])]
 
 
+def free_port() -> int:
+    """DeepSpeed's own choice is always the same one, which another job may have."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return listener.getsockname()[1]
+
+
 def script_of(launcher: Launcher) -> Path:
-    script = EXAMPLES / ("torch_gpt.py" if launcher == "torch" else "horovod_gpt.py")
+    script = EXAMPLES / SCRIPTS.get(launcher, "horovod_gpt.py")
     if not script.exists():
         raise RunError(f"{script} is not there: an installed gradwire has no examples. Run ./launch/demo in a clone")
     return script

@@ -22,7 +22,7 @@ def train(jobs: Sequence[Job]) -> list[Result]:
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeElapsedColumn()
     ) as bars:
-        tasks = [bars.add_task(job.compression, total=job.steps, loss="", start=False) for job in jobs]
+        tasks = [bars.add_task(job.name, total=job.steps, loss="", start=False) for job in jobs]
         return [train_one(job, bars, task) for job, task in zip(jobs, tasks, strict=True)]
 
 
@@ -38,5 +38,5 @@ def train_one(job: Job, bars: Progress, task: TaskID) -> Result:
             held_out_loss = record["held_out_loss"]
     bars.stop_task(task)
     if held_out_loss is None:
-        raise RunError(f"{job.compression}: training ended early, after {len(steps)} of {job.steps} steps")
-    return Result(compression=job.compression, records=steps, held_out_loss=held_out_loss)
+        raise RunError(f"{job.name}: training ended early, after {len(steps)} of {job.steps} steps")
+    return Result(name=job.name, records=steps, held_out_loss=held_out_loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import gradwire
 import pytest
@@ -69,15 +70,53 @@ def test_a_bad_value_is_refused_with_the_allowed_ones(
     assert allowed in message
 
 
-def test_the_demo_runs_three_compressions_by_default() -> None:
-    jobs = demo.jobs(parse("demo"), "gloo")
-    assert [job.compression for job in jobs] == ["none", "topk:ratio=0.01", "onebit"]
+@pytest.fixture
+def _everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "import_problem", lambda module: None)
 
 
-def test_the_demo_runs_what_it_is_given() -> None:
-    options = parse("demo", "--np=3", "--steps=7", "--seed=5", "--compression=fp16", "--compression=int8", "--mpi")
-    jobs = demo.jobs(options, "mpi")
-    assert [(job.compression, job.ranks, job.steps, job.seed, job.launcher) for job in jobs] == [
-        ("fp16", 3, 7, 5, "mpi"),
-        ("int8", 3, 7, 5, "mpi"),
+def rows(*arguments: str) -> list[tuple[str, str, int, int, int]]:
+    options = parse("demo", *arguments)
+    jobs = [*demo.horovod_jobs(options), *demo.deepspeed_jobs(options)]
+    return [(job.name, job.launcher, job.ranks, job.steps, job.seed) for job in jobs]
+
+
+@pytest.mark.usefixtures("_everything_is_installed")
+def test_the_demo_runs_three_compressions_and_two_optimizers_by_default() -> None:
+    assert rows() == [
+        ("none", "gloo", 2, 150, 0),
+        ("topk:ratio=0.01", "gloo", 2, 150, 0),
+        ("onebit", "gloo", 2, 150, 0),
+        ("DeepSpeed Adam", "deepspeed", 2, 150, 0),
+        ("DeepSpeed OneBitAdam", "deepspeed", 2, 150, 0),
     ]
+
+
+@pytest.mark.usefixtures("_everything_is_installed")
+def test_the_demo_runs_what_it_is_given(tmp_path: Path) -> None:
+    common = ("--np=3", "--steps=7", "--seed=5", "--mpi")
+    configs = [tmp_path / "one.json", tmp_path / "two.json"]
+    for config in configs:
+        config.write_text('{"optimizer": {"type": "OneBitLamb"}}')
+    compressions = [("fp16", "mpi", 3, 7, 5), ("int8", "mpi", 3, 7, 5)]
+    assert rows(*common, "--compression=fp16", "--compression=int8") == compressions
+    assert rows(*common, f"--config={configs[0]}") == [("DeepSpeed OneBitLamb", "deepspeed", 3, 7, 5)]
+    assert rows(*common, "--compression=fp16", *(f"--config={config}" for config in configs)) == [
+        compressions[0],
+        ("DeepSpeed OneBitLamb, one", "deepspeed", 3, 7, 5),
+        ("DeepSpeed OneBitLamb, two", "deepspeed", 3, 7, 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(None, "No such file"), ("{", "cannot be read as JSON"), ("[]", "names no optimizer"), ("{}", '"OneBitAdam"')],
+)
+def test_a_config_that_names_no_optimizer_is_refused(
+    text: str | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / "ds.json").write_text(text)
+    message = refusal(capsys, "demo", f"--config={tmp_path / 'ds.json'}")
+    assert "ds.json" in message
+    assert reason in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from gradwire.launch.training import train
 
 
 def job(folder: Path, launcher: runs.Launcher = "torch") -> Job:
-    return Job(compression="topk:ratio=0.01", launcher=launcher, ranks=2, steps=3, seed=0, folder=folder)
+    choice = ("--compression", "topk:ratio=0.01")
+    return Job(name="topk", launcher=launcher, choice=choice, ranks=2, steps=3, seed=0, folder=folder)
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
@@ -66,42 +68,71 @@ def test_an_installed_package_without_examples_says_so(tmp_path: Path, monkeypat
         ("gloo", ["-m", "horovod.runner.launch", "-np", "3", "--gloo"]),
         ("mpi", ["-m", "horovod.runner.launch", "-np", "3", "--mpi", "--mpi-args=--oversubscribe"]),
         ("torch", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]),
+        ("deepspeed", ["-m", "deepspeed.launcher.runner", "--num_gpus", "3", "--master_port", "29512"]),
     ],
 )
-def test_each_launcher_starts_as_many_ranks_as_asked(launcher: runs.Launcher, expected: list[str]) -> None:
+def test_each_launcher_starts_as_many_ranks_as_asked(
+    launcher: runs.Launcher, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "free_port", lambda: 29512)
     assert runs.launch_command(launcher, 3)[1:] == expected
 
 
 def test_without_horovod_one_line_says_so_and_torch_takes_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "horovod_problem", lambda: "No module named 'horovod'")
+    monkeypatch.setattr(demo, "import_problem", lambda module: f"No module named '{module}'")
     assert demo.choose_launcher(mpi=False) == "torch"
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
-    assert "No module named 'horovod'" in lines[0]
+    assert "No module named 'horovod.torch'" in lines[0]
     assert "torch.distributed" in lines[0]
 
 
 def test_with_horovod_the_options_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "horovod_problem", lambda: None)
+    monkeypatch.setattr(demo, "import_problem", lambda module: None)
     assert [demo.choose_launcher(mpi) for mpi in (False, True)] == ["gloo", "mpi"]
 
 
 def test_the_problem_with_a_missing_horovod_is_its_error_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "horovod.py").write_text("raise ImportError('built for another torch')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert runs.horovod_problem() == "ImportError: built for another torch"
+    assert runs.import_problem("horovod.torch") == "ImportError: built for another torch"
+    assert runs.import_problem("json") is None
 
 
-def test_three_real_steps(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gradwire.launch.demo", "--steps=3", "--np=2", f"--out={tmp_path}"]
-    command += ["--compression=topk:ratio=0.01"]
+def test_without_deepspeed_one_line_says_so_and_its_runs_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "import_problem", lambda module: f"No module named '{module}'")
+    options = argparse.Namespace(config=None, compression=None)
+    assert demo.deepspeed_jobs(options) == []
+    assert capsys.readouterr().out == "DeepSpeed cannot be used (No module named 'deepspeed'): its runs are left out\n"
+
+
+def records_of(report: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in report.read_text().splitlines()]
+
+
+def test_real_steps(tmp_path: Path) -> None:
+    onebit = json.loads(demo.CONFIGS[1].read_text())
+    onebit["optimizer"]["params"]["freeze_step"] = 2
+    (tmp_path / "ds.json").write_text(json.dumps(onebit))
+    command = [sys.executable, "-m", "gradwire.launch.demo", "--steps=4", "--np=2", f"--out={tmp_path}"]
+    command += ["--compression=topk:ratio=0.01", f"--config={tmp_path / 'ds.json'}"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "topk:ratio=0.01" in answer.stdout
+    assert "DeepSpeed OneBitAdam" in answer.stdout
     assert f"picture: {tmp_path / 'loss.png'}" in answer.stdout
     assert (tmp_path / "loss.png").stat().st_size > 0
-    records = [json.loads(line) for line in (tmp_path / "topk_ratio=0.01.jsonl").read_text().splitlines()]
-    assert [record.get("step") for record in records] == [1, 2, 3, None]
-    assert records[2]["raw_bytes"] > 20 * records[2]["sent_bytes"] > 0
+    topk = records_of(tmp_path / "topk_ratio=0.01.jsonl")
+    assert [record.get("step") for record in topk] == [1, 2, 3, 4, None]
+    assert topk[2]["raw_bytes"] > 20 * topk[2]["sent_bytes"] > 0
+    adam = records_of(tmp_path / "DeepSpeed_OneBitAdam.jsonl")
+    sent = [record["sent_bytes"] for record in adam[:4]]
+    assert [record.get("step") for record in adam] == [1, 2, 3, 4, None]
+    assert sent[:2] == [record["raw_bytes"] for record in adam[:2]], "the engine's own averages"
+    compressed = sent[3] - sent[2]
+    assert sent[2] - sent[1] == compressed
+    assert 1 / 32 < compressed / sent[0] < 1 / 25

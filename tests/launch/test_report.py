@@ -7,7 +7,7 @@ from pathlib import Path
 from gradwire.launch.report import COLUMNS, Result, picture, row
 
 
-def result(compression: str = "topk", steps: int = 3, sent: int = 100) -> Result:
+def result(name: str = "topk", steps: int = 3, sent: int = 100) -> Result:
     records = [
         {
             "step": step,
@@ -21,7 +21,7 @@ def result(compression: str = "topk", steps: int = 3, sent: int = 100) -> Result
         }
         for step in range(1, steps + 1)
     ]
-    return Result(compression=compression, records=records, held_out_loss=1.25)
+    return Result(name=name, records=records, held_out_loss=1.25)
 
 
 def test_a_row_shows_shares_of_a_step_without_the_first() -> None:

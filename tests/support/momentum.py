@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -108,10 +109,28 @@ class Rank:
         return {name: bits(tensor) for name, tensor in tensors.items()}
 
 
-def trained(transport: Transport, steps: int, gradients: Gradients | None = None, **options: Any) -> Rank:
-    rank = Rank(transport, OneBitAdam, **(OPTIONS | options))
+def trained(
+    transport: Transport,
+    steps: int,
+    gradients: Gradients | None = None,
+    make: Callable[..., MomentumOptimizer] = OneBitAdam,
+    **options: Any,
+) -> Rank:
+    rank = Rank(transport, make, **(OPTIONS | options))
     rank.train(gradients or seeded, range(steps))
     return rank
+
+
+def resumed(transport: Transport, one: Rank, *, ranks: bool = True, **options: Any) -> Rank:
+    """A new process, with an optimizer of the same class, that goes on from one; `ranks`: from what this rank kept."""
+    other = Rank(transport, type(one.optimizer), **options)
+    with torch.no_grad():
+        for name, parameter in one.engine.module.items():
+            other.engine.module[name].copy_(parameter)
+    other.optimizer.load_state_dict(copy.deepcopy(one.optimizer.state_dict()))
+    if ranks:
+        other.optimizer.load_rank_state(copy.deepcopy(one.optimizer.rank_state()))
+    return other
 
 
 # Gradients.

@@ -1,4 +1,4 @@
-"""Start a Horovod job of its own from a test, with a time limit for the whole of it."""
+"""Start a job of its own from a test, with a time limit for the whole of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Backend", "run_horovod"]
+__all__ = ["Backend", "run_horovod", "run_job"]
 
 Backend = Literal["gloo", "mpi"]
 
@@ -26,11 +26,20 @@ def run_horovod(
     Raises:
         subprocess.TimeoutExpired: not done after `timeout` seconds; all processes are killed, `output` is theirs.
     """
+    job = ["horovodrun", "-np", str(ranks), "-H", f"localhost:{ranks}", *BACKEND_OPTIONS[backend]]
+    return run_job([*job, sys.executable, str(script), *arguments], timeout)
+
+
+def run_job(command: Sequence[str], timeout: float, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of this virtual environment; output and errors of all its processes are in `stdout`.
+
+    Raises:
+        subprocess.TimeoutExpired: as above.
+    """
     here = Path(sys.executable).parent
-    job = [here / "horovodrun", "-np", str(ranks), "-H", f"localhost:{ranks}", *BACKEND_OPTIONS[backend]]
-    command = [*map(str, job), sys.executable, str(script), *arguments]
     process = subprocess.Popen(
-        command,
+        [str(here / command[0]), *command[1:]],
+        cwd=folder,
         env=_environment(here),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -20,6 +20,8 @@ __all__ = ["main"]
 
 RANKS = 2
 SECONDS = 600
+#: begins the line for a case that a release cannot do without gradwire either
+ALONE = "not by DeepSpeed itself: "
 #: no compiling at installation or at the first use, no accelerator, no search for one
 ENVIRONMENT = {"DS_BUILD_OPS": "0", "DS_SKIP_CUDA_CHECK": "1", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
@@ -39,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     outcomes = {release: outcome(release, console) for release in releases}
     console.print(table(outcomes))
-    return int(any(line != "ok" for lines in outcomes.values() for line in lines.values()))
+    lines = [line for by_case in outcomes.values() for line in by_case.values()]
+    return int(any(line != "ok" and not line.startswith(ALONE) for line in lines))
 
 
 def outcome(release: str, console: Console) -> dict[str, str]:

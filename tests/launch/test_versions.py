@@ -63,3 +63,11 @@ def test_an_unknown_release_is_refused(calls: list[Call], capsys: pytest.Capture
         versions.main(["0.1"])
     assert "0.1 is no supported release; those are 0.15.4, 0.16.9" in capsys.readouterr().err
     assert calls == []
+
+
+def test_what_a_release_cannot_do_by_itself_is_no_failure(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(release: str, console: object) -> dict[str, str]:
+        return {"ZeRO 3": f"{versions.ALONE}no numactl"}
+
+    monkeypatch.setattr(versions, "outcome", outcome)
+    assert versions.main(["0.15.4"]) == 0

@@ -95,14 +95,12 @@ def compressed_allreduce(
     values = _sum(buffer, worker_error.view(-1))
     message = _encode(values, counted, order, transport.world_size, torch.float32)
     received = _all_to_all(message, transport, f"{name}.scatter", timeout)
-    if not _finite(received):
-        return buffer.fill_(math.nan)
 
     means = _mean(received, chunk).add_(server_error.view(-1))
     own = min(max(counted - transport.rank * chunk, 0), chunk)
     answer = _encode(means, own, order, 1, buffer.dtype)
     answers = _all_gather(answer, transport, f"{name}.gather", timeout)
-    if not _finite(answers):
+    if not bool(_scales(answers).isfinite().all()):  # these contain the scales of the first phase
         return buffer.fill_(math.nan)
 
     worker_error.view(-1).copy_(values)
@@ -137,7 +135,6 @@ def _sum(buffer: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 
 def _encode(values: torch.Tensor, counted: int, order: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
     """A message for each of `rows` equal parts; `values` becomes what they leave out, and 0 from `counted` on."""
-    values[counted:].zero_()
     scale = _representable(_scale(values[:counted], order), dtype)
     bits = torch.empty(values.numel() // 8, dtype=torch.uint8, device=values.device)
     kernels.sign_pack(values, bits)
@@ -167,10 +164,6 @@ def _all_to_all(message: torch.Tensor, transport: Transport, name: str, timeout:
 def _all_gather(message: torch.Tensor, transport: Transport, name: str, timeout: float) -> torch.Tensor:
     sizes = [message.numel()] * transport.world_size
     return transport.all_gather(message.view(-1), sizes, name).wait(timeout).view(transport.world_size, -1)
-
-
-def _finite(messages: torch.Tensor) -> bool:
-    return bool(_scales(messages).isfinite().all())
 
 
 def _scales(messages: torch.Tensor) -> torch.Tensor:

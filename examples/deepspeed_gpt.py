@@ -47,7 +47,8 @@ class Traffic:
     def __init__(self, engine: Any) -> None:
         self._optimizer = engine.basic_optimizer
         self._ring = 2 * (engine.dp_world_size - 1) / engine.dp_world_size
-        self._elements = sum(p.numel() for p in engine.module.parameters())
+        self._itemsize = engine.communication_data_type.itemsize
+        self._parameters = list(engine.module.parameters())
         self._dense = StepStatistics()
         self._reduce = engine.allreduce_bucket
         engine.allreduce_bucket = self._counted
@@ -56,15 +57,19 @@ class Traffic:
         started = time.perf_counter()
         reduced = self._reduce(bucket, *others, **named)
         seconds = time.perf_counter() - started
-        self._dense += StepStatistics(sent_bytes=round(self._ring * reduced.nbytes), wait_seconds=seconds)
+        self._dense += StepStatistics(
+            sent_bytes=round(self._ring * self._itemsize * reduced.numel()), wait_seconds=seconds
+        )
         return reduced
 
     def after(self, steps: int) -> Statistics:
         """The totals of so many steps."""
+        elements = sum(p.numel() for p in self._parameters)
+        nbytes = sum(p.nbytes for p in self._parameters)
         momenta = getattr(self._optimizer, "statistics", Statistics()).total
         total = StepStatistics(
-            raw_bytes=round(steps * self._ring * 4 * self._elements),
-            fp16_bytes=round(steps * self._ring * 2 * self._elements),
+            raw_bytes=round(steps * self._ring * nbytes),
+            fp16_bytes=round(steps * self._ring * 2 * elements),
             sent_bytes=self._dense.sent_bytes + momenta.sent_bytes,
             codec_seconds=momenta.codec_seconds,
             wait_seconds=self._dense.wait_seconds + momenta.wait_seconds,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import gradwire
 import pytest
 import torch
+from deepspeed.launcher import runner
 from gradwire import ErrorFeedback, NoCompression, SizePolicy, TensorMeta, with_defaults
 from gradwire.backends import LocalTransport
 from gradwire.backends.plan import Planner
+from gradwire.deepspeed_comp.options import OneBitAdamOptions
+from gradwire.launch.deepspeed import split
 from gradwire.launch.runs import environment, launch_command
 
 ROOT = Path(gradwire.__file__).parent
@@ -31,7 +36,7 @@ def table() -> list[list[str]]:
 
 
 def test_all_blocks_are_of_a_kind_that_a_test_here_runs() -> None:
-    assert set(re.findall(r"^```(\w+)", README, re.MULTILINE)) == {"bash", "diff", "python"}
+    assert set(re.findall(r"^```(\w+)", README, re.MULTILINE)) == {"bash", "diff", "json", "python"}
 
 
 def test_the_two_commands_exist_and_ci_runs_the_second() -> None:
@@ -61,7 +66,38 @@ def test_the_diff_makes_a_script_that_trains(tmp_path: Path) -> None:
     assert "compressing 1 of 2 tensors, 100 % of bytes; error feedback on" in done.stdout
 
 
-def test_the_snippet_without_horovod_runs() -> None:
+def test_the_configuration_trains_under_deepspeed_s_launcher(tmp_path: Path) -> None:
+    (text,) = blocks("json")
+    config = json.loads(text)
+    OneBitAdamOptions.read(config["optimizer"]["params"])
+    config["optimizer"]["params"]["freeze_step"] = 1
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    program, first, ranks, *rest = blocks("bash")[2].splitlines()[0].split()
+    assert (program, first) == ("deepspeed", "--num_gpus")
+    example = [str(ROOT / word) if (ROOT / word).is_file() else word for word in rest]
+    short = ["--config", str(tmp_path / "ds.json"), "--steps", "3", "--report", str(tmp_path / "report")]
+    command = [*launch_command("deepspeed", int(ranks)), *example, *short]
+    done = subprocess.run(command, env=environment(2), capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *steps, last = [json.loads(line) for line in (tmp_path / "report").read_text().splitlines()]
+    sent = [0, *(step["sent_bytes"] for step in steps)]
+    assert sent[1] == steps[0]["raw_bytes"]
+    assert all(0 < after - before < sent[1] / 14 for before, after in pairwise(sent[1:])), "bf16 holds 16 bits"
+    assert last["held_out_loss"] > 0
+
+
+def test_an_untouched_script_s_command_is_understood() -> None:
+    program, command, *arguments = blocks("bash")[2].splitlines()[1].split()
+    assert (program, command) == ("gradwire", "deepspeed")
+    assert split(arguments, runner.parse_args(arguments)) == (
+        ["--num_gpus", "2"],
+        "train.py",
+        ["--deepspeed_config", "ds.json"],
+        False,
+    )
+
+
+def test_the_snippet_without_either_runs() -> None:
     for snippet in blocks("python"):
         exec(compile(snippet, "README.md", "exec"), {})  # noqa: S102 - the README's own code
 

@@ -57,12 +57,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
     #: entries of a parameter's state that are of one rank alone; a load drops them
     local_state: ClassVar[tuple[str, ...]] = ("worker_error", "server_error")
 
-    def __init__(
-        self,
-        params: Params,
-        deepspeed: Engine | None,
-        options: MomentumOptions,
-    ) -> None:
+    def __init__(self, params: Params, deepspeed: Engine | None, options: MomentumOptions) -> None:
         torch.optim.Optimizer.__init__(self, params, options.group_defaults())
         self.deepspeed: Engine | None = None
         self.legacy = options.legacy
@@ -76,7 +71,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
         self.averager: Averager = PerTensor() if options.legacy else Fused(self.compressor, type(self).__name__)
         self.exact = Fused(NoCompression(), f"{type(self).__name__}.exact")
         check_experts(self.param_groups)
-        self._meet(deepspeed)
+        self.meet(deepspeed)
 
     # What a subclass writes.
 
@@ -165,7 +160,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._meet(None)
+        self.meet()
         with torch.no_grad():
             self._advance(self._entries())
         return loss
@@ -228,8 +223,12 @@ class MomentumOptimizer(torch.optim.Optimizer):
 
     # The engine.
 
-    def _meet(self, engine: Engine | None) -> None:
-        """Make the engine's acquaintance, as soon as there is one."""
+    def meet(self, engine: Engine | None = None) -> None:
+        """Make the engine's acquaintance, as soon as there is one; None to look for it among the callers.
+
+        Raises:
+            ConfigError: its configuration excludes this optimizer.
+        """
         if self.deepspeed is not None:
             return
         engine = find_engine() if engine is None else engine
@@ -267,7 +266,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
 
         What compression left out before is dropped; `load_rank_state` brings it back.
         """
-        self._meet(None)
+        self.meet()
         groups = [dict(group) for group in state_dict["param_groups"]]
         for loaded, own in zip(groups, self.param_groups, strict=False):
             loaded.pop(MASK, None)

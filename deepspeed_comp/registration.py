@@ -1,7 +1,7 @@
 """What `import gradwire.deepspeed_comp` adds to DeepSpeed: three optimizers, old import paths, a block of ds.json.
 
 Names are added and none is overwritten. No function of DeepSpeed is replaced but one: the constructor of its engine
-is wrapped, once, for the block.
+is wrapped, once, for the block, and so that an optimizer which a script has made meets its engine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from ._host import config, engine, has_module
 from .backends import CompressedBackend, MpiBackend, NcclBackend
 from .gradients import attach
+from .momentum import MomentumOptimizer
 from .old_paths import add_module, add_package
 from .onebit_adam import OneBitAdam
 from .onebit_lamb import OneBitLamb
@@ -80,6 +81,9 @@ def _obeying(constructor: Callable[..., None]) -> Callable[..., None]:
     @wraps(constructor)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         constructor(self, *args, **kwargs)
+        optimizer = getattr(self, "basic_optimizer", None)
+        if isinstance(optimizer, MomentumOptimizer):
+            optimizer.meet(self)  # it was made before its engine, unless ds.json names it
         block = self._config._param_dict.get(BLOCK)
         if block is not None:
             _attach(self, GradientCompression.read(block))

@@ -88,3 +88,17 @@ def test_options_of_the_launcher_and_exit_codes_come_through(config: Path) -> No
     assert done.returncode == 7, done.stdout
     logs = "".join(sorted(path.read_text() for path in (config.parent / "logs").iterdir()))
     assert "rank 0 __main__ ['--deepspeed_config=ds.json']" in logs
+
+
+def test_the_example_counts_exactly_what_is_sent(tmp_path: Path) -> None:
+    script = str(HERE / "traffic.py")
+    done = run_job(["torchrun", "--standalone", "--nproc-per-node", "2", script], LIMIT, tmp_path)
+    assert done.returncode == 0, done.stdout
+    for rank in range(2):
+        results = json.loads((tmp_path / f"traffic{rank}.json").read_text())
+        for pairs in results.values():
+            assert all(counted == sent > 0 for counted, sent in pairs), results
+        adam, onebit = ([0, *(sent for _, sent in pairs)] for pairs in results.values())
+        steps = [(adam[i + 1] - adam[i], onebit[i + 1] - onebit[i]) for i in range(4)]
+        assert all(dense == other for dense, other in steps[:2])
+        assert all(dense > 10 * other for dense, other in steps[2:])

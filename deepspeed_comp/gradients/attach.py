@@ -34,6 +34,7 @@ ENGINE = (
     "module",
     "optimizer",
     "pipeline_parallelism",
+    "seq_data_parallel_group",
     "skipped_steps",
     "zero_optimization_stage",
 )

@@ -27,7 +27,7 @@ def refuse_unsuitable(engine: Any) -> None:
         UsageError: the engine has no optimizer.
         ConfigError: a setting excludes compression; the text says what to do.
     """
-    if getattr(engine, "optimizer", None) is None:
+    if engine.optimizer is None or engine.basic_optimizer is None:
         raise UsageError("this engine has no optimizer, so it averages no gradients: give deepspeed.initialize() one")
     for applies, text in RULES:
         if applies(engine):
@@ -48,11 +48,13 @@ def _super_offload(engine: Any) -> bool:
 
 
 def _muon(engine: Any) -> bool:
-    return any(base.__module__.startswith("deepspeed.runtime.zero.muon") for base in type(_basic(engine)).__mro__)
+    return any(
+        base.__module__.startswith("deepspeed.runtime.zero.muon") for base in type(engine.basic_optimizer).__mro__
+    )
 
 
 def _momentum(engine: Any) -> bool:
-    return any(base.__name__ in MOMENTUM for base in type(_basic(engine)).__mro__)
+    return any(base.__name__ in MOMENTUM for base in type(engine.basic_optimizer).__mro__)
 
 
 def _mics(engine: Any) -> bool:
@@ -66,11 +68,6 @@ def _moe(engine: Any) -> bool:
 def _grad_scaler(engine: Any) -> bool:
     """DeepSpeed then leaves it to torch to skip steps, and does not count them."""
     return getattr(engine._config, "torch_autocast_dtype", None) == torch.float16 and engine.torch_autocast_enabled()
-
-
-def _basic(engine: Any) -> Any:
-    """The optimizer inside DeepSpeed's wrapper."""
-    return getattr(engine, "basic_optimizer", None) or engine.optimizer
 
 
 #: what excludes compression, and how the text goes on

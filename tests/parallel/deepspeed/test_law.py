@@ -1,0 +1,116 @@
+"""Parameters, minus what is still owed of their gradients, follow the uncompressed run: by name, at every stage.
+
+This fails if an element is taken for another one's, lost or padded, if a sum is scaled wrongly, or if a residual is
+in other units than the gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gradwire import BF16, FP16, Compressor, Int8, NoCompression, OneBit, RandomK, TopK
+from support.zero import Terms, assert_ranks_equal, config, exact, initialize, owed, parameters, train
+
+from .conftest import Attach
+
+STEPS = 3
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+#: stage, of zero_optimization, at the top of ds.json
+PATHS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "0": (0, {}, {}),
+    "0 prescaled": (0, {}, {"prescale_gradients": True}),
+    "0 predivided": (0, {}, {"gradient_predivide_factor": 8.0}),
+    **{
+        f"{stage} {name}": (stage, options, {})
+        for stage in (1, 2)
+        for name, options in {
+            "": {},
+            "one bucket": {"reduce_bucket_size": 1 << 20},
+            "buckets smaller than a gradient": {"reduce_bucket_size": 1000},
+            "overlapping": {"overlap_comm": True},
+            "not contiguous": {"contiguous_gradients": False},
+            "round robin": {"round_robin_gradients": True},
+            "owner by owner": {"use_multi_rank_bucket_allreduce": False},
+            "without reduce_scatter": {"reduce_scatter": False},
+            "without reduce_scatter, overlapping": {"reduce_scatter": False, "overlap_comm": True},
+            "offloaded": OFFLOAD,
+        }.items()
+    },
+    "1 prescaled": (1, {"reduce_scatter": False}, {"prescale_gradients": True}),
+    "2 predivided": (2, {"reduce_scatter": False}, {"gradient_predivide_factor": 8.0}),
+    "3 ": (3, {}, {}),
+    "3 one bucket": (3, {"reduce_bucket_size": 1 << 20}, {}),
+    "3 overlapping": (3, {"overlap_comm": True}, {}),
+    "3 not contiguous": (3, {"contiguous_gradients": False}, {}),
+    "3 without reduce_scatter": (3, {"reduce_scatter": False}, {}),
+    "3 predivided": (3, {"reduce_scatter": False}, {"gradient_predivide_factor": 8.0}),
+    "3 offloaded": (3, {"offload_param": {"device": "cpu"}, **OFFLOAD}, {}),
+}
+CODECS = [
+    TopK(ratio=0.05),
+    RandomK(ratio=0.1),
+    OneBit(),
+    Int8(),
+    FP16(error_feedback=True),
+    BF16(error_feedback=True),
+    NoCompression(),
+]
+BF16_BLOCK = {"bf16": {"enabled": True}}
+ACCUMULATING = {**BF16_BLOCK, "data_types": {"grad_accum_dtype": "fp32"}}
+
+
+def assert_law(
+    settings: dict[str, Any], compressor: Compressor, compress: Attach, *, tolerance: float = 1e-5
+) -> dict[str, torch.Tensor]:
+    """Train, and compare; what is owed in the end, by name."""
+    accumulation = settings["gradient_accumulation_steps"]
+    expected = exact(Terms(), STEPS, accumulation)
+    engine = initialize(Terms(), settings)
+    attachment = compress(engine, compressor)
+    for step in range(STEPS):
+        train(engine, 1, first=step)
+        assert_ranks_equal(engine)
+    debts = {name: owed(attachment, name) for name in expected}
+    for name, parameter in parameters(engine).items():
+        torch.testing.assert_close(parameter.double() - debts[name], expected[name], rtol=0, atol=tolerance)
+    return debts
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("path", PATHS)
+def test_at_every_stage_and_option(path: str, accumulation: int, compress: Attach) -> None:
+    stage, zero, top = PATHS[path]
+    compressor = OneBit() if accumulation == 1 else TopK(ratio=0.05)
+    debts = assert_law(config(stage, accumulation=accumulation, zero=zero, **top), compressor, compress)
+    assert all(debts[f"terms.{index}.weight"].abs().max() > 0.1 for index in (0, 2))
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_for_every_codec(codec: Compressor, stage: int, compress: Attach) -> None:
+    debts = assert_law(config(stage), codec, compress)
+    assert isinstance(codec, NoCompression) or bool(debts["terms.0.weight"].count_nonzero())
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("codec", [FP16(), BF16()], ids=repr)
+def test_casts_owe_nothing(codec: FP16 | BF16, stage: int, compress: Attach) -> None:
+    debts = assert_law(config(stage), codec, compress, tolerance=4 * torch.finfo(codec.dtype).eps)
+    assert not any(debt.any() for debt in debts.values())
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("zero", [{}, OFFLOAD], ids=["", "offloaded"])
+@pytest.mark.parametrize("stage", range(4))
+def test_in_bf16(stage: int, zero: dict[str, Any], accumulation: int, compress: Attach) -> None:
+    settings = config(stage, accumulation=accumulation, zero=zero if stage else {}, **BF16_BLOCK)
+    assert_law(settings, TopK(ratio=0.05), compress, tolerance=0.04)
+
+
+@pytest.mark.parametrize("wire", [None, "fp32"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_in_bf16_with_gradients_added_up_in_fp32(stage: int, wire: str | None, compress: Attach) -> None:
+    settings = config(stage, accumulation=4, communication_data_type=wire, **ACCUMULATING)
+    assert_law(settings, TopK(ratio=0.05), compress, tolerance=0.04)

@@ -16,8 +16,9 @@ from ..backends.announce import announce
 from ..backends.statistics import merge
 from ..compressors import Compressor, TensorMeta, with_defaults, without_memory
 from ..compressors.errors import UsageError
+from ._handle import SleepingHandle
 from ._host import ReducingOptimizer, hvd
-from ._seam import Operation, Payload, Request, SleepingHandle, install
+from ._seam import Operation, Payload, Request, install
 from .session import Session, meta_of
 from .transport import HorovodTransport
 

@@ -18,8 +18,8 @@ import torch
 from ..backends import GradientReducer, Statistics
 from ..backends.statistics import merge
 from ..compressors import TensorMeta
+from ._handle import SleepingHandle
 from ._host import hvd, mpi_ops
-from ._seam import SleepingHandle
 from .transport import HorovodTransport, HorovodWork
 
 __all__ = ["Session"]

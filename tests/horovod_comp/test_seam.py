@@ -13,8 +13,9 @@ import pytest
 import torch
 from gradwire.backends.transport import sleep_until
 from gradwire.compressors.errors import TransportTimeout, UnsupportedError, UsageError
+from gradwire.horovod_comp._handle import SleepingHandle
 from gradwire.horovod_comp._host import ReducingOptimizer, missing_names, require
-from gradwire.horovod_comp._seam import Operation, Payload, Request, SleepingHandle, install
+from gradwire.horovod_comp._seam import Operation, Payload, Request, install
 from horovod.torch import mpi_ops
 from horovod.torch.optimizer import _DistributedOptimizer
 

@@ -15,15 +15,16 @@ from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optim
 from deepspeed.pipe import PipelineModule
 
 WIDTH, BATCH, STEPS, FREEZE = 64, 4, 8, 3
-OPTIMIZERS = ["OneBitAdam"]
+OPTIMIZERS = ["OneBitAdam", "OneBitLamb", "ZeroOneAdam"]
 
 
 def config(optimizer: str, accumulation: int = 1) -> dict[str, Any]:
+    freeze = "var_freeze_step" if optimizer == "ZeroOneAdam" else "freeze_step"
     return {
         "train_micro_batch_size_per_gpu": BATCH,
         "gradient_accumulation_steps": accumulation,
         "steps_per_print": 10**9,
-        "optimizer": {"type": optimizer, "params": {"lr": 1e-2, "freeze_step": FREEZE}},
+        "optimizer": {"type": optimizer, "params": {"lr": 1e-2, freeze: FREEZE}},
     }
 
 

@@ -253,6 +253,23 @@ def overflowed(reducer: Reducer) -> dict[str, torch.Tensor]:
     return {"flat": flat}
 
 
+@both
+def test_a_state_that_was_loaded_is_the_callers(make: Callable[[Compressor, Transport, str, str], Reducer]) -> None:
+    """A reducer gives the storage of old residuals away; not that of a state, which may be loaded again."""
+
+    def rank_main(transport: Transport) -> None:
+        reducer = make(OneBit(block=16), transport, "r", "two_phase")
+        play(reducer, 0)
+        state = reducer.state_dict()
+        results = []
+        for _ in range(2):
+            reducer.load_state_dict(state)
+            results.append([bits(mean) for step in (1, 2) for mean in play(reducer, step).values()])
+        assert results[0] == results[1]
+
+    run_ranks(3, rank_main)
+
+
 def test_a_state_is_of_the_last_commit_and_loading_ends_an_open_step() -> None:
     def rank_main(transport: Transport) -> None:
         reducer = buckets(OneBit(block=16), transport, "r", "two_phase")

@@ -39,6 +39,9 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
     of one rank, rank 0's in DeepSpeed's checkpoints, and a valid place to go on from; what differs is in `rank_state`.
     A step without an exchange counts on all ranks; one whose gradient is not finite leaves out its own part.
 
+    As in DeepSpeed 0.19.6, weight decay is part of the updates that become momentum: once the variance is frozen it
+    acts up to 1 / (1 - beta1) times as strongly as before.
+
     A `FusedAdam` only in name: DeepSpeed's 16-bit wrappers flatten the groups of that class, as they did for its own
     0/1 Adam.
 

@@ -37,3 +37,8 @@ class FreezingOptimizer(MomentumOptimizer):
 
     def _resume(self, step: int) -> None:
         self.frozen = step >= max(1, self.freeze_step)
+        if self.legacy and self.frozen and not self._initialised:
+            self._announce(
+                "legacy goes on as DeepSpeed 0.19.6 did in fp32: the second step takes local gradients for averages, "
+                "and replicas part; leave the key out, and they stay equal"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -61,6 +62,20 @@ def test_replicas_do_not_part_after_a_resume(legacy: bool) -> None:
         assert values[0] != values[1]
     else:
         assert_replicas(values)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_such_a_resume_of_legacy_is_announced(legacy: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def main(transport: LocalTransport) -> None:
+        state = trained(transport, FREEZE, legacy=legacy).optimizer.state_dict()
+        other = Rank(transport, OneBitAdam, **OPTIONS, legacy=legacy)
+        other.engine.global_rank = transport.rank
+        other.optimizer.load_state_dict(state)
+
+    with caplog.at_level(logging.INFO, logger="gradwire"):
+        run_ranks(2, main)
+    lines = [record.message for record in caplog.records if "replicas part" in record.message]
+    assert len(lines) == (1 if legacy else 0)
 
 
 @pytest.mark.parametrize("legacy", [False, True])

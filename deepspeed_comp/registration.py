@@ -15,6 +15,7 @@ import torch
 from ._host import config, engine, has_module
 from .backends import CompressedBackend, MpiBackend, NcclBackend
 from .gradients import attach
+from .gradients.refusals import LOCO
 from .momentum import MomentumOptimizer
 from .old_paths import add_module, add_package
 from .onebit_adam import OneBitAdam
@@ -46,7 +47,8 @@ def register(*, replace: bool = False) -> None:
 
     DeepSpeed then finds optimizers by `"type": "OneBitAdam"`, `"OneBitLamb"` and `"ZeroOneAdam"` in any letter case
     and old modules, such as `deepspeed.runtime.fp16.onebit.adam`, by their paths; and it obeys a block
-    `gradient_compression` in ds.json. What the installed release still has itself stays as it is.
+    `gradient_compression` in ds.json. Where it refuses LoCo's old key, it also says what takes its place. What the
+    installed release still has itself stays as it is.
 
     Args:
         replace: use gradwire's optimizers and backends also where the release has its own (optimizers up to 0.19.6,
@@ -58,6 +60,7 @@ def register(*, replace: bool = False) -> None:
     add_package(_ONEBIT, every, replace=replace)
     for path, names in {**_OPTIMIZER_MODULES, **_BACKEND_MODULES}.items():
         add_module(path, names, replace=replace)
+    _explain_loco()
     _obey_block()
 
 
@@ -69,6 +72,14 @@ def _offer() -> None:
         setattr(torch.optim, name.lower(), optimizer)
         if name.lower() not in config.DEEPSPEED_OPTIMIZERS:
             config.DEEPSPEED_OPTIMIZERS.append(name.lower())  # in place: the engine holds the same list
+
+
+@cache
+def _explain_loco() -> None:
+    """Since 0.19.8 DeepSpeed refuses the key itself, with a text that it looks up."""
+    texts: dict[str, str] = getattr(config, "_REMOVED_ZERO_CONFIG_KEYS", {})
+    if "zeropp_loco_param" in texts:
+        texts["zeropp_loco_param"] += f" With gradwire, {LOCO}."
 
 
 @cache

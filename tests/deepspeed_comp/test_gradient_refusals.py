@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from gradwire import ConfigError, UsageError
+from gradwire.deepspeed_comp import register
 from gradwire.deepspeed_comp.gradients.refusals import refuse_unsuitable
 
 
@@ -54,6 +56,15 @@ def test_refused_with_what_to_do(what: str) -> None:
     changes, text = REFUSED[what]
     with pytest.raises(ConfigError, match=f"^gradients cannot be compressed here: .*{text}"):
         refuse_unsuitable(engine_with(**changes))
+
+
+def test_deepspeeds_own_refusal_of_loco_says_what_takes_its_place() -> None:
+    register()
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        DeepSpeedConfig({"train_batch_size": 1, "zero_optimization": {"stage": 3, "zeropp_loco_param": {}}})
+    text = str(caught.value)
+    assert text.startswith("LoCo-Zero++ has been removed")
+    assert text.count('write "gradient_compression": {"type": "int8"} at the top of ds.json') == 1
 
 
 def test_an_engine_as_it_should_be_is_not_refused() -> None:

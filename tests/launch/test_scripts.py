@@ -15,7 +15,10 @@ ROOT = Path(gradwire.__file__).parent
 SCRIPTS = ["launch/setup", "launch/test", "launch/demo", "launch/versions", ".ci/run"]
 LINT = ["lint", "format", "types"]
 #: stages that a launcher runs, and those that pytest runs by itself
-LAUNCHED = ["horovod-gloo-2", "horovod-mpi-2", "horovod-gloo-8", "horovod-mpi-8", "mpi-3", "torch-2"]
+LAUNCHED = [
+    *("horovod-gloo-2", "horovod-mpi-2", "horovod-gloo-8", "horovod-mpi-8"),
+    *("mpi-3", "torch-2", "deepspeed-2", "deepspeed-4"),
+]
 ALONE = ["parity", "deepspeed-launcher", "demo"]
 PARALLEL = [*LAUNCHED, *ALONE]
 PASSED = 5 * len(LAUNCHED) + 7 * len(["unit", *ALONE])

@@ -13,15 +13,16 @@ from support.zero import Net, assert_ranks_equal, config, initialize, train
 from .conftest import Attach
 
 STEPS = 60
-ADAM: dict[str, Any] = {"optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}}}
-#: the loss may be this many times the uncompressed run's; it falls to a thirtieth there
-FACTORS: list[tuple[Compressor, float]] = [
-    (TopK(ratio=0.25), 2.5),
-    (RandomK(ratio=0.5), 4.5),
-    (OneBit(), 3.0),
-    (Int8(), 1.05),
-    (FP16(), 1.05),
-    (BF16(), 1.05),
+ADAM: dict[str, Any] = {"optimizer": {"type": "Adam", "params": {"lr": 3e-3, "torch_adam": True}}}
+#: the loss may be this many times the uncompressed run's; it falls to a fifth there
+FACTOR = 1.3
+CASES: list[tuple[int, Compressor]] = [
+    *((stage, TopK(ratio=0.25)) for stage in range(4)),
+    (0, RandomK(ratio=0.5)),
+    (1, OneBit()),
+    (2, Int8()),
+    (3, FP16()),
+    (3, BF16()),
 ]
 
 
@@ -32,15 +33,14 @@ def final(losses: list[float]) -> float:
 @cache
 def uncompressed(stage: int) -> float:
     losses = train(initialize(Net(), config(stage, **ADAM)), STEPS)
-    assert final(losses) < 0.05 * mean(losses[:5])
+    assert final(losses) < 0.25 * mean(losses[:5])
     return final(losses)
 
 
-@pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize(("compressor", "factor"), FACTORS, ids=repr)
-def test_loss(compressor: Compressor, factor: float, stage: int, compress: Attach) -> None:
+@pytest.mark.parametrize(("stage", "compressor"), CASES, ids=repr)
+def test_loss(stage: int, compressor: Compressor, compress: Attach) -> None:
     engine = initialize(Net(), config(stage, **ADAM))
     compress(engine, compressor)
     losses = train(engine, STEPS)
-    assert final(losses) < factor * uncompressed(stage)
+    assert final(losses) < FACTOR * uncompressed(stage)
     assert_ranks_equal(engine)

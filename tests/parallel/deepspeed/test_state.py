@@ -27,8 +27,7 @@ class Bf16Net(Net):
         return (self.layers(x.bfloat16()).float() - (2 * x @ self.teacher).tanh()).square().mean()
 
 
-@pytest.mark.parametrize("compressor", [TopK(ratio=0.1), OneBit()], ids=repr)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "compressor"), [("fp32", OneBit()), ("bf16", TopK(ratio=0.1))], ids=repr)
 @pytest.mark.parametrize("stage", range(4))
 def test_a_resumed_run_is_the_same_bit_for_bit(
     stage: int, dtype: str, compressor: Any, folder: Path, compress: Attach

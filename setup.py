@@ -5,7 +5,15 @@ from __future__ import annotations
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-FOLDERS = ["compressors", "compressors.kernels", "backends", "horovod_comp", "deepspeed_comp", "launch"]
+FOLDERS = [
+    "compressors",
+    "compressors.kernels",
+    "backends",
+    "horovod_comp",
+    "deepspeed_comp",
+    "deepspeed_comp.gradients",
+    "launch",
+]
 
 
 class BuildPackage(build_py):

@@ -167,7 +167,7 @@ class Bucketed(Averaging):
         return _postscaled(self._engine, self._world_size) if whole else 1.0
 
     def _needed(self) -> Sequence[str]:
-        return ["param_dict", "contiguous_gradients", "reduce_scatter", *_bucket_names(self.host)]
+        return ["param_dict", "contiguous_gradients", "reduce_scatter", *_bucket_names(self.host, "grads", "params")]
 
     def _gradients(self) -> Iterator[tuple[torch.Tensor, Tensor]]:
         for gradients, entries in _buckets(self.host):
@@ -194,7 +194,7 @@ class Partitioned(Averaging):
         return factor if self.host.postscale_gradients and factor != self._world_size else 1.0
 
     def _needed(self) -> Sequence[str]:
-        return ["postscale_gradients", "gradient_predivide_factor", *_bucket_names(self.host)]
+        return ["postscale_gradients", "gradient_predivide_factor", *_bucket_names(self.host, "params")]
 
     def _gradients(self) -> Iterator[tuple[torch.Tensor, Tensor]]:
         for _, parameters in _buckets(self.host):
@@ -241,9 +241,13 @@ def _postscaled(engine: Any, world_size: int) -> float:
     return float(engine.gradient_predivide_factor()) * engine.sequence_parallel_size / world_size
 
 
-def _bucket_names(optimizer: Any) -> list[str]:
-    """Since 0.17 one bucket for each dtype of communication; before that, one."""
-    return ["ipg_buckets"] if hasattr(optimizer, "ipg_buckets") else ["params_in_ipg_bucket"]
+def _bucket_names(optimizer: Any, *fields: str) -> list[str]:
+    """Since 0.17 there is one bucket for each dtype of communication; before that, there is one."""
+    if not hasattr(optimizer, "ipg_buckets"):
+        return [f"{field}_in_ipg_bucket" for field in fields]
+    for bucket in optimizer.ipg_buckets.values():
+        require(missing(bucket, type(bucket).__name__, fields))
+    return ["ipg_buckets"]
 
 
 def _buckets(optimizer: Any) -> list[tuple[Sequence[torch.Tensor], Sequence[Any]]]:

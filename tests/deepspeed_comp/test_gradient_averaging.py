@@ -25,6 +25,8 @@ def partitioned(gradients: list[torch.Tensor], world_size: int, **optimizer: Any
     prefix = "_DeepSpeedZeroOptimizer_Stage3__avg_scatter"
     options: dict[str, Any] = dict.fromkeys((f"{prefix}_grads", f"{prefix}_contiguous_grads"))
     options |= {"postscale_gradients": True, "gradient_predivide_factor": 1.0, "ipg_buckets": {}, **optimizer}
+    if options["ipg_buckets"] is None:
+        del options["ipg_buckets"]
     host = SimpleNamespace(
         optimizer=SimpleNamespace(**options), module=SimpleNamespace(named_parameters=lambda: iter(names))
     )
@@ -57,6 +59,21 @@ def test_a_parameter_that_the_model_did_not_have_is_an_error() -> None:
     averaging, _ = partitioned([torch.zeros(3)], 2)
     with pytest.raises(UnsupportedError, match=r"of shape \(7,\) that the model did not have when compression was"):
         averaging._scattered([torch.nn.Parameter(torch.zeros(7))])
+
+
+@pytest.mark.parametrize(
+    ("buckets", "text"),
+    [
+        (
+            {torch.float32: SimpleNamespace(parameters=[])},
+            "lacks what gradwire needs: SimpleNamespace.params. Supported",
+        ),
+        (None, "lacks what gradwire needs: SimpleNamespace.params_in_ipg_bucket. Supported"),
+    ],
+)
+def test_buckets_of_another_kind_are_an_error(buckets: Any, text: str) -> None:
+    with pytest.raises(UnsupportedError, match=text):
+        partitioned([torch.zeros(3)], 2, ipg_buckets=buckets)
 
 
 def test_buckets_of_releases_before_0_17_are_found() -> None:

@@ -107,8 +107,10 @@ def test_in_bf16(stage: int, zero: dict[str, Any], accumulation: int, compress: 
     assert_law(settings, TopK(ratio=0.05), compress, tolerance=0.04)
 
 
-@pytest.mark.parametrize("wire", [None, "fp32"])
+@pytest.mark.parametrize(("wire", "zero"), [(None, {}), ("fp32", {}), ("fp32", OFFLOAD)], ids=str)
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_in_bf16_with_gradients_added_up_in_fp32(stage: int, wire: str | None, compress: Attach) -> None:
-    settings = config(stage, accumulation=4, communication_data_type=wire, **ACCUMULATING)
+def test_in_bf16_with_gradients_added_up_in_fp32(
+    stage: int, wire: str | None, zero: dict[str, Any], compress: Attach
+) -> None:
+    settings = config(stage, accumulation=4, zero=zero, communication_data_type=wire, **ACCUMULATING)
     assert_law(settings, TopK(ratio=0.05), compress, tolerance=0.04)

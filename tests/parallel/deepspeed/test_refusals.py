@@ -12,6 +12,7 @@ import torch.distributed as dist
 from gradwire import ConfigError, MismatchError, SizePolicy, TopK, UnsupportedError, UsageError
 from gradwire.deepspeed_comp import attach, detach
 from gradwire.deepspeed_comp.gradients.attach import attachment_of
+from gradwire.deepspeed_comp.gradients.averaging import Carried
 from support.zero import Terms, config, initialize, train
 
 from .conftest import Attach
@@ -138,6 +139,24 @@ def test_a_group_of_other_ranks(engine: Any, compress: Attach, monkeypatch: pyte
     text = f"over the ranks [{dist.get_rank()}], compression was attached for {everyone}"
     with pytest.raises(UnsupportedError, match=re.escape(text)):
         train(engine, 1)
+
+
+@pytest.mark.parametrize(
+    ("numel", "bounds", "options", "text"),
+    [
+        (6, None, {}, "DeepSpeed sums 5 elements where it was to average 6"),
+        (5, (0, 5), {}, "DeepSpeed sums 5 elements where it was to average 5: gradwire does not know which"),
+        (5, None, {"async_op": True}, "async_op=True, expected a sum"),
+        (5, None, {"op": dist.ReduceOp.MAX}, "op=RedOpType.MAX and async_op=False, expected a sum"),
+        (5, None, {"op": deepspeed.comm.ReduceOp.AVG}, "op=ReduceOp.AVG and async_op=False, expected a sum"),
+    ],
+)
+def test_a_sum_of_something_else(
+    numel: int, bounds: tuple[int, ...] | None, options: dict[str, Any], text: str, engine: Any, compress: Attach
+) -> None:
+    sums = compress(engine, COMPRESSOR).sums(Carried((), numel, bounds))
+    with pytest.raises(UnsupportedError, match=re.escape(text)):
+        sums.all_reduce(torch.ones(5), **options)
 
 
 # The block of ds.json.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .backends import CompressedBackend, MpiBackend, NcclBackend
 from .compressed_allreduce import compressed_allreduce
-from .gradients import Attachment, attach, detach
+from .gradients import Attachment, attach, attachment_of, detach
 from .onebit_adam import OneBitAdam, OnebitAdam
 from .onebit_lamb import OneBitLamb, OnebitLamb
 from .registration import register
@@ -21,6 +21,7 @@ __all__ = [
     "OnebitLamb",
     "ZeroOneAdam",
     "attach",
+    "attachment_of",
     "compressed_allreduce",
     "detach",
     "register",

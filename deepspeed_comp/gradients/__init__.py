@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .attach import attach, detach
+from .attach import attach, attachment_of, detach
 from .attachment import Attachment
 
-__all__ = ["Attachment", "attach", "detach"]
+__all__ = ["Attachment", "attach", "attachment_of", "detach"]

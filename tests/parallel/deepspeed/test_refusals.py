@@ -10,8 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire import ConfigError, MismatchError, SizePolicy, TopK, UnsupportedError, UsageError
-from gradwire.deepspeed_comp import attach, detach
-from gradwire.deepspeed_comp.gradients.attach import attachment_of
+from gradwire.deepspeed_comp import attach, attachment_of, detach
 from gradwire.deepspeed_comp.gradients.averaging import Carried
 from support.zero import Terms, config, initialize, train
 

@@ -93,12 +93,13 @@ class TorchTransport(Transport):
 
     def all_gather(self, tensor: torch.Tensor, sizes: Sequence[int], name: str) -> Work:
         self._check_gather(tensor, sizes, name)
-        longest = max(sizes)
-        slots = tensor.new_empty(self.world_size, longest)
-        sent = tensor if tensor.numel() == longest else _padded(tensor, longest)
+        if min(sizes) < max(sizes):
+            # torch gathers equal lengths only; padding would travel
+            return self.all_to_all(tensor.repeat(self.world_size), [tensor.numel()] * self.world_size, sizes, name)
+        slots = tensor.new_empty(self.world_size, tensor.numel())
         with _translated(name):
-            work = dist.all_gather(list(slots), sent, group=self._group, async_op=True) if longest else None
-        return self._work(work, name, lambda: _joined(slots, sizes))
+            work = dist.all_gather(list(slots), tensor, group=self._group, async_op=True) if slots.numel() else None
+        return self._work(work, name, lambda: slots.view(-1))
 
     def all_to_all(self, tensor: torch.Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int], name: str) -> Work:
         self._check_all_to_all(tensor, send_sizes, recv_sizes, name)
@@ -124,16 +125,6 @@ class TorchTransport(Transport):
 
     def _work(self, work: dist.Work | None, name: str, result: Callable[[], torch.Tensor]) -> _TorchWork:
         return _TorchWork(work, name, result, self._sleeps)
-
-
-def _padded(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    return torch.cat([tensor, tensor.new_zeros(length - tensor.numel())])
-
-
-def _joined(slots: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    if min(sizes) == slots.shape[1]:
-        return slots.view(-1)
-    return torch.cat([slot[:size] for slot, size in zip(slots, sizes, strict=True)])
 
 
 def _sleep(work: dist.Work, timeout: float) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,30 @@ class TestGroupOfOne(TransportSuite):
             function(*[alone] * groups)
 
         return run
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (0, 4), (7, 1), (6, 6)])
+def test_a_gather_sends_what_it_was_given_and_no_padding(
+    transport: TorchTransport, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+
+    def listen(name: str, size: Callable[..., int]) -> None:
+        function = getattr(dist, name)
+
+        def listening(*args: Any, **options: Any) -> Any:
+            sent.append(size(*args))
+            return function(*args, **options)
+
+        monkeypatch.setattr(dist, name, listening)
+
+    others = [rank for rank in range(transport.world_size) if rank != transport.rank]
+    listen("all_gather", lambda slots, tensor: tensor.nbytes * len(others))
+    listen("all_to_all_single", lambda output, tensor, received, sizes: sum(sizes[rank] for rank in others))
+    message = torch.full((sizes[transport.rank],), transport.rank, dtype=torch.uint8)
+    gathered = transport.all_gather(message, sizes, "exact").wait(LIMIT)
+    assert gathered.tolist() == [0] * sizes[0] + [1] * sizes[1]
+    assert sent == [message.numel() * len(others)]
 
 
 def test_ranks_count_within_the_group(transport: TorchTransport) -> None:

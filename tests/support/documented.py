@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def main(document: Path) -> None:
         exec(compile(snippet, str(document), "exec"), names)  # noqa: S102 - the document's own code
     print("all snippets ran", flush=True)
     torch.distributed.destroy_process_group()
+    time.sleep(0.5)  # Gloo's threads let go of the last tensors later; PyTorch aborts if Python ends before
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def main() -> None:
     results["ranks"] = {"world": dist.get_world_size(), "backend": dist.get_backend(), "local": options.local_rank}
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
+    time.sleep(0.5)  # Gloo's threads let go of the last tensors later; PyTorch aborts if Python ends before
 
 
 if __name__ == "__main__":

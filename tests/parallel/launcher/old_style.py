@@ -1,12 +1,16 @@
 """Run by `gradwire deepspeed --num_gpus 2 old_style.py --config ds.json`: as scripts were written for DeepSpeed 0.19.6.
 
-It knows nothing of gradwire. Its import paths, arguments and attributes were usual then.
+It knows nothing of gradwire. Its import paths, arguments and attributes were usual then. Every rank says in a file of
+its own what came of it.
 """
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
 import argparse
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -36,13 +40,18 @@ def train(engine: Any) -> list[float]:
     return losses
 
 
+def say(*words: object) -> None:
+    with Path(f"rank{os.environ['RANK']}.txt").open("a") as file:
+        print(*words, file=file)
+
+
 def check_backend(local_rank: int) -> None:
     """As DeepSpeed's own test of its backend did it."""
     backend = NcclBackend()
     buffer = torch.full((1024,), 1.0 - 2.0 * backend.rank)
     worker_error, server_error = torch.zeros(1024), torch.zeros(1024 // backend.size)
     result = backend.compressed_allreduce(buffer, worker_error, server_error, local_rank)
-    print(f"backend {backend.size} {result.abs().max().item()}", flush=True)
+    say("backend", backend.size, result.abs().max().item())
 
 
 def main() -> None:
@@ -53,7 +62,7 @@ def main() -> None:
     model = make_model()
     engine, optimizer, _, _ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
     losses = train(engine)
-    print(f"json {isinstance(optimizer, OnebitAdam)} {optimizer.adam_freeze_key} {losses[-1] < losses[0]}", flush=True)
+    say("json", isinstance(optimizer, OnebitAdam), optimizer.adam_freeze_key, losses[-1] < losses[0])
 
     for kind, extra in EXTRA.items():
         model = make_model()
@@ -61,9 +70,10 @@ def main() -> None:
         config = {"train_micro_batch_size_per_gpu": 16}
         engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=client, config=config)
         losses = train(engine)
-        print(f"client {kind.__name__} {optimizer is client} {losses[-1] < losses[0]}", flush=True)
+        say("client", kind.__name__, optimizer is client, losses[-1] < losses[0])
     check_backend(args.local_rank)
     torch.distributed.destroy_process_group()
+    time.sleep(0.5)  # Gloo's threads let go of the last tensors later; PyTorch aborts if Python ends before
 
 
 if __name__ == "__main__":

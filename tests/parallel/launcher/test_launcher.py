@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +62,14 @@ def test_a_script_that_must_not_be_touched_runs(config: Path) -> None:
     script = [str(HERE / "old_style.py"), "--config", str(config)]
     done = launch("gradwire", "deepspeed", "--num_gpus", "2", *script, folder=config.parent)
     assert done.returncode == 0, done.stdout
-    said = Counter(line for line in done.stdout.splitlines() if line.startswith(("json ", "client ", "backend ")))
-    assert said == {
-        "json True True True": 2,
-        "client OneBitAdam True True": 2,
-        "client OneBitLamb True True": 2,
-        "client ZeroOneAdam True True": 2,
-        "backend 2 0.0": 2,
-    }
+    for rank in range(2):
+        assert (config.parent / f"rank{rank}.txt").read_text().splitlines() == [
+            "json True True True",
+            "client OneBitAdam True True",
+            "client OneBitLamb True True",
+            "client ZeroOneAdam True True",
+            "backend 2 0.0",
+        ]
 
 
 def test_options_of_the_launcher_and_exit_codes_come_through(config: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def main() -> None:
         results[name] = compare(config, wire)
     Path(f"traffic{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
+    time.sleep(0.5)  # Gloo's threads let go of the last tensors later; PyTorch aborts if Python ends before
 
 
 if __name__ == "__main__":

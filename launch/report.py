@@ -122,6 +122,7 @@ def picture(results: list[Result], path: Path) -> None:
 
 
 def plot(axes: Axes, result: Result, x: list[float]) -> None:
-    (line,) = axes.plot(x, result.smooth_losses(), linewidth=2, label=result.name)
+    style = "--" if result.name.startswith("DeepSpeed") else "-"  # where curves coincide, both are seen
+    (line,) = axes.plot(x, result.smooth_losses(), linewidth=2, linestyle=style, label=result.name)
     axes.plot(x, [record["loss"] for record in result.records], linewidth=0.6, alpha=0.3, color=line.get_color())
     axes.grid(alpha=0.25)

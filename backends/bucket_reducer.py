@@ -153,6 +153,13 @@ class BucketReducer:
             self._workers.rollback()
             self._servers.rollback()
 
+    def reset(self) -> None:
+        """Forget everything that is kept; ends a step that is open. All ranks must do so."""
+        with self._lock:
+            self._account.end(applied=False)
+            self._workers.load({})
+            self._servers.load({})
+
     def rescale(self, factor: float) -> None:
         """Multiply all residuals: gradients will be `factor` times as large from now on (a loss scale has changed).
 

@@ -40,6 +40,10 @@ class Part(Protocol):
         """Go on from what `rank_state` gave on this rank, or `merge_rank_states` on every rank."""
         ...
 
+    def forget_rank_state(self) -> None:
+        """Begin anew; after DeepSpeed has loaded a checkpoint without such a state, on every rank."""
+        ...
+
     def merge_rank_states(self, states: Sequence[Mapping[str, Any]]) -> RankState:
         """One state for any number of ranks, from those of all ranks."""
         ...
@@ -119,12 +123,15 @@ class Checkpoints:
         """
         with self._together(f"could not write its state to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
+            if self._ranks.rank == 0:
+                _remove_beyond(folder, self._ranks.world_size)
             write_state(
-                folder / PATTERN.replace("*", f"{self._ranks.rank:05d}"),
+                self._own_file(folder),
                 {
                     "gradwire": __version__,
                     "rank": self._ranks.rank,
                     "world_size": self._ranks.world_size,
+                    "global_steps": self._engine.global_steps,
                     "parts": {name: part.rank_state() for name, part in self.parts.items()},
                 },
             )
@@ -132,13 +139,16 @@ class Checkpoints:
     def load(self, folder: Path) -> None:
         """Restore all parts from the files in a folder; a collective operation.
 
-        Files of another number of ranks are merged. Where there is none, parts begin anew, and one line says so.
+        Files of another number of ranks are merged. Where there is none, or another job has written its checkpoint
+        over that of theirs, parts begin anew, and one line says so.
 
         Raises:
             PayloadError, ConfigError: the files are damaged or incomplete, or do not fit.
             PeerError: another rank could not restore its parts.
         """
         with self._together(f"could not restore its state from {folder}"):
+            for part in self.parts.values():
+                part.forget_rank_state()
             files = sorted(folder.glob(PATTERN))
             line = self._restore(files) if files else f"{folder} holds no residuals: error feedback begins at zero"
         if line and self._ranks.rank == 0:
@@ -146,16 +156,22 @@ class Checkpoints:
 
     def _restore(self, files: Sequence[Path]) -> str | None:
         """Load all parts; the line to announce, if any."""
-        own = self._read(files[min(self._ranks.rank, len(files) - 1)])
+        own_file = self._own_file(files[0].parent)
+        own = self._read(own_file if own_file in files else files[0])
         made, now = own["world_size"], self._ranks.world_size
+        if own["global_steps"] != self._engine.global_steps:
+            return (
+                f"residuals in {files[0].parent} are of step {own['global_steps']}, the checkpoint itself is of step "
+                f"{self._engine.global_steps} and was written without them: error feedback begins at zero"
+            )
+        if made == now and own_file in files:
+            self._load_parts(own["parts"])  # files of other ranks may be on other nodes
+            return None
         if len(files) != made:
             raise ConfigError(
                 f"{files[0].parent} holds {len(files)} files {PATTERN}, written by {made} ranks: "
                 "copy those of all ranks into one folder"
             )
-        if made == now:
-            self._load_parts(own["parts"])
-            return None
         states = [self._read(file)["parts"] for file in files]
         self._load_parts(
             {
@@ -166,9 +182,12 @@ class Checkpoints:
         )
         return f"the checkpoint is of {made} ranks, this job has {now}: every rank goes on from their mean residuals"
 
+    def _own_file(self, folder: Path) -> Path:
+        return folder / PATTERN.replace("*", f"{self._ranks.rank:05d}")
+
     def _read(self, file: Path) -> RankState:
         state = read_state(file, self._engine.device)
-        if not (isinstance(state, dict) and {"rank", "world_size", "parts"} <= state.keys()):
+        if not (isinstance(state, dict) and {"rank", "world_size", "global_steps", "parts"} <= state.keys()):
             raise ConfigError(f"{file} holds another kind of state, not that of a rank of DeepSpeed")
         return state
 
@@ -196,3 +215,9 @@ class Checkpoints:
             raise failed
         if bool(flags.any()):
             raise PeerError(f"rank {int(flags.argmax())} {failure}; its own error says why")
+
+
+def _remove_beyond(folder: Path, world_size: int) -> None:
+    """Remove what more ranks than now have left under the same tag."""
+    for file in sorted(folder.glob(PATTERN))[world_size:]:
+        file.unlink()

@@ -182,6 +182,17 @@ def refuse_unsuitable(engine: Engine, optimizer: str) -> None:
             f'rank other parameters to update: use stage 0 with {optimizer}, or "Adam" with a "gradient_compression" '
             f'block such as {{"type": "onebit"}} at stage {stage}'
         )
+    # what older releases do not have, they do not do
+    if getattr(engine, "torch_autocast_z0_gradscaler", None) is not None:
+        raise ConfigError(
+            f"torch_autocast with float16 skips a step on the ranks that overflow and not on the others, which would "
+            f"wait for them in {optimizer}: use dtype bfloat16"
+        )
+    if not getattr(engine, "gradient_average", True):
+        raise ConfigError(
+            f'gradient_allreduce_op is "sum", and {optimizer} takes means of momenta once its variance is frozen: use '
+            '"mean", and a learning rate that is as many times larger as there are ranks'
+        )
     if engine.optimizer_legacy_fusion():
         raise ConfigError(
             f"optimizer.legacy_fusion is true, which hands gradients over in a way that {optimizer} never took: "

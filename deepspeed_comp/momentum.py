@@ -259,8 +259,6 @@ class MomentumOptimizer(torch.optim.Optimizer):
             self._names = parameter_names(self.deepspeed, self.param_groups)
         return self._names[param]
 
-    # What is kept.
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Load what `state_dict` gave, or DeepSpeed's own class of this name did. Masks stay the script's own.
 
@@ -287,6 +285,9 @@ class MomentumOptimizer(torch.optim.Optimizer):
         """Go on from `rank_state`, or on all ranks from `merge_rank_states`; after `load_state_dict`."""
         if isinstance(self.averager, Fused):
             self.averager.load_state_dict(state["residuals"])
+
+    def forget_rank_state(self) -> None:
+        """`load_state_dict` has done it."""
 
     def merge_rank_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """One state for any number of ranks, from those of all ranks: their mean residuals."""

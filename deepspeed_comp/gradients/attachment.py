@@ -155,6 +155,10 @@ class Attachment:
         """As `load_state_dict`, for the engine's checkpoints."""
         self.load_state_dict(state)
 
+    def forget_rank_state(self) -> None:
+        """Residuals begin at zero; on every rank."""
+        self._reducer.reset()
+
     def merge_rank_states(self, states: Sequence[Mapping[str, Any]]) -> StateDict:
         """One state for any world size, from those of all ranks.
 

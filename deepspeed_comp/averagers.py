@@ -136,7 +136,7 @@ def merge_residuals(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         ConfigError: ranks hold different parameters.
     """
-    if all(form["rank"] is None for state in states for form in state.values()):
+    if all(form.get("rank", 0) is None for state in states for form in state.values()):
         return dict(states[0])  # loaded by fewer or more ranks before, and saved again before the first exchange
     for key in sorted({key for state in states for key in state}):
         sizes = {state[key]["world_size"] if key in state else 0 for state in states}

@@ -83,6 +83,20 @@ def test_a_rollback_forgets_tensors_that_came_first_in_the_step() -> None:
     run_ranks(3, rank_main)
 
 
+def test_a_reset_forgets_what_was_committed_too() -> None:
+    def rank_main(transport: Transport) -> None:
+        reducer, operation = made(OneBit(), transport, "two_phase", "r")
+        operation(reducer, WHOLE.filled(transport.rank, 0))
+        reducer.commit()
+        operation(reducer, WHOLE.filled(transport.rank, 1))
+        reducer.reset()
+        reducer.rollback()
+        assert not any(any(value) for value in pending_bits(reducer, TENSORS).values())
+        assert kept_bits(reducer) == {}
+
+    run_ranks(3, rank_main)
+
+
 @pytest.mark.parametrize("call", ["two_phase", "auto"])
 def test_later_calls_of_a_step_see_what_earlier_ones_left_out(call: str) -> None:
     """As where gradients are accumulated: the law holds without a commit in between."""

@@ -156,6 +156,14 @@ def test_at_another_world_size_mean_residuals_go_on(now: int) -> None:
     assert_replicas(run_ranks(now, main))
 
 
+def test_what_was_merged_and_saved_before_an_exchange_is_merged_already() -> None:
+    """As where a job is moved twice within a few steps."""
+    before = run_ranks(2, lambda transport: trained(transport, FREEZE + 4))
+    optimizer = before[0].optimizer
+    merged = optimizer.merge_rank_states([rank.optimizer.rank_state() for rank in before])
+    assert_same(optimizer.merge_rank_states([copy.deepcopy(merged) for _ in range(3)]), merged)
+
+
 def test_residuals_of_different_parameters_are_not_merged() -> None:
     states = [{"residuals": {"ep_size_2": {"world_size": 1}}}] * 2
     with pytest.raises(ConfigError, match="of 2 ranks cannot be redistributed: their ep_size_2"):

@@ -240,6 +240,25 @@ def test_legacy_fusion_is_refused() -> None:
     run_ranks(1, main)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("gradient_average", False, 'gradient_allreduce_op is "sum"'),
+        ("torch_autocast_z0_gradscaler", object(), "torch_autocast with float16"),
+    ],
+)
+def test_what_the_engine_does_otherwise_on_each_rank_or_does_not_average_is_refused(
+    name: str, value: object, text: str
+) -> None:
+    def main(transport: LocalTransport) -> None:
+        engine: Any = DeepSpeedEngine(transport)
+        setattr(engine, name, value)
+        with pytest.raises(ConfigError, match=text):
+            OneBitAdam(engine.module.parameters(), engine)
+
+    run_ranks(1, main)
+
+
 def test_experts_in_a_group_that_is_not_theirs_are_refused() -> None:
     expert = torch.nn.Parameter(torch.ones(3))
     setattr(expert, "allreduce", False)  # noqa: B010 - as DeepSpeed marks them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..backends import MpiTransport, TorchTransport, Transport
+from ..backends.fingerprint import agree
 from ..compressors.errors import ConfigError
 from ._host import VERSION
 
@@ -27,6 +28,8 @@ __all__ = [
     "transport_for",
 ]
 
+#: seconds for all ranks to come to their first step
+AGREEMENT_SECONDS = 1800.0
 #: key of the scope of all parameters that are no experts
 DENSE = "dense"
 #: releases whose fp16 wrappers divide gradients by a loss scale that the loss was never multiplied with
@@ -108,9 +111,12 @@ class Scopes:
         engine: its groups exist.
         backend: `comm_backend_name`.
         cuda_aware: for MPI.
+        facts: what all ranks must have been told alike; compared when the first scope is asked for. Empty where a
+            rank without gradients may stay away, as in the old optimizers.
     """
 
-    def __init__(self, engine: Engine, backend: str, cuda_aware: bool) -> None:
+    def __init__(self, engine: Engine, backend: str, cuda_aware: bool, facts: Sequence[str] = ()) -> None:
+        self._facts = facts
         self._engine = engine
         self._backend = backend
         self._cuda_aware = cuda_aware
@@ -122,7 +128,14 @@ class Scopes:
         return self._get(DENSE)
 
     def of(self, group: Mapping[str, Any]) -> Scope:
-        """The scope of a parameter group; DeepSpeed marks groups of experts by `moe` and names them."""
+        """The scope of a parameter group; DeepSpeed marks groups of experts by `moe` and names them.
+
+        Raises:
+            MismatchError: at the first call, which all ranks make together: they were told different things.
+        """
+        if self._facts:
+            facts, self._facts = self._facts, ()
+            agree(facts, self.dense.transport, "gradwire.options", AGREEMENT_SECONDS)
         return self._get(str(group["name"]) if group.get("moe") else DENSE)
 
     def _get(self, key: str) -> Scope:

@@ -61,6 +61,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
         torch.optim.Optimizer.__init__(self, params, options.group_defaults())
         self.deepspeed: Engine | None = None
         self.legacy = options.legacy
+        self._facts = () if options.legacy else (f"{type(self).__name__} {options!r}",)
         self.comm_backend_name = options.comm_backend_name
         self.cuda_aware = options.cuda_aware
         self.overflow = False
@@ -236,7 +237,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
             return
         refuse_unsuitable(engine, type(self).__name__)
         self.deepspeed = engine
-        self._scopes = Scopes(engine, self.comm_backend_name, self.cuda_aware)
+        self._scopes = Scopes(engine, self.comm_backend_name, self.cuda_aware, self._facts)
         if not self.legacy:
             follow(engine, type(self).__name__, self)
         if not self.reduced:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from gradwire.backends import LocalTransport, run_ranks
-from gradwire.compressors.errors import ConfigError, UnsupportedError, UsageError
+from gradwire.compressors.errors import ConfigError, MismatchError, UnsupportedError, UsageError
 from gradwire.deepspeed_comp.onebit_adam import OneBitAdam, OnebitAdam
 
 from ..support.momentum import (
@@ -284,3 +284,13 @@ def test_a_closure_is_called_with_gradients_on() -> None:
         return rank.optimizer.step(closure)
 
     assert run_ranks(1, main)[0] == 40 * 60 + 11 + 3 * 700
+
+
+@pytest.mark.parametrize(("key", "value"), [("freeze_step", 5), ("lr", 0.5), ("betas", (0.5, 0.5))])
+def test_ranks_that_were_told_different_things_hear_of_it_in_the_first_step(key: str, value: object) -> None:
+    def main(transport: LocalTransport) -> None:
+        options: dict[str, Any] = {key: value} if transport.rank == 1 else {}
+        with pytest.raises(MismatchError, match=key):
+            trained(transport, 1, **options)
+
+    run_ranks(2, main)

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from inspect import unwrap
 from types import ModuleType
 
-from ..compressors.errors import MissingDependencyError, UnsupportedError
+from ..backends.hosts import require_names
+from ..compressors.errors import MissingDependencyError
 
 try:
     import deepspeed
@@ -48,12 +49,7 @@ def require(missing: Iterable[str]) -> None:
     Raises:
         UnsupportedError: something is missing; the text names it, the version found and the versions supported.
     """
-    names = ", ".join(missing)
-    if names:
-        raise UnsupportedError(
-            f"DeepSpeed {deepspeed.__version__} lacks what gradwire needs: {names}. "
-            f"Supported: {', '.join(SUPPORTED)}; pip install deepspeed=={SUPPORTED[-1]}"
-        )
+    require_names("DeepSpeed", deepspeed.__version__, SUPPORTED, missing)
 
 
 def unusable(config: ModuleType, engine: ModuleType) -> list[str]:

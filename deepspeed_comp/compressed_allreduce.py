@@ -1,4 +1,8 @@
-"""DeepSpeed's own 1-bit all-reduce, the one under its 1-bit optimizers: signs and one scale per rank, twice."""
+"""DeepSpeed's own 1-bit all-reduce, the one under its 1-bit optimizers: signs and one scale per rank, twice.
+
+A message is the scale (4 bytes) and the signs of a chunk, eight to a byte, the first in the highest bit: of N values
+(padding included) over W ranks, a rank sends (W-1)(4 + N/8W) bytes in each phase.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +53,14 @@ def compressed_allreduce(
     name: str = "gradwire.compressed_allreduce",
     timeout: float = 60.0,
 ) -> torch.Tensor:
-    """Average `buffer` over the ranks with one bit per element and phase, in place (1905.05957, 2102.02888).
+    """Average `buffer` over the ranks with one bit per element and phase, in place, and return it (2102.02888).
 
     Padded to the length N of `worker_error`, the buffer has one chunk for each of the W ranks. Every rank sends the
     signs of buffer + worker error, and one scale. The owner of a chunk averages what it received, adds its server
     error, and sends signs and one scale again. What is left out stays in the two errors. sign(0) is +1.
 
-    A message is the scale (4 bytes) and the signs of a chunk, eight to a byte, the first in the highest bit: a rank
-    sends (W-1)(4 + N/8W) bytes in each phase. With `count_padding` the numbers are those of DeepSpeed 0.19.6: bit for
-    bit on up to four ranks, up to the order of summation on more. One rank alone encodes too.
+    With `count_padding` the numbers are those of DeepSpeed 0.19.6: bit for bit on up to four ranks, up to the order of
+    summation on more. One rank alone encodes too.
 
     All arithmetic is fp32. Where a value of any rank is not finite, or the norm of its values is not, the buffer
     becomes NaN on all ranks and the errors stay as they were.
@@ -74,9 +77,6 @@ def compressed_allreduce(
         name: prefix of the two collectives' names.
         timeout: seconds that each of them may take.
 
-    Returns:
-        The buffer.
-
     Raises:
         ConfigError: an unknown scale.
         UsageError: the buffer is not floating point, or an error does not fit it, as after a change of the world
@@ -91,18 +91,14 @@ def compressed_allreduce(
     _check(buffer, worker_error, server_error, transport.world_size)
     order, chunk = _ORDERS[scale], server_error.numel()
     counted = worker_error.numel() if count_padding else buffer.numel()
-
     values = _sum(buffer, worker_error.view(-1))
     message = _encode(values, counted, order, transport.world_size, torch.float32)
     received = _all_to_all(message, transport, f"{name}.scatter", timeout)
-
     means = _mean(received, chunk).add_(server_error.view(-1))
     own = min(max(counted - transport.rank * chunk, 0), chunk)
-    answer = _encode(means, own, order, 1, buffer.dtype)
-    answers = _all_gather(answer, transport, f"{name}.gather", timeout)
+    answers = _all_gather(_encode(means, own, order, 1, buffer.dtype), transport, f"{name}.gather", timeout)
     if not bool(_scales(answers).isfinite().all()):  # these contain the scales of the first phase
         return buffer.fill_(math.nan)
-
     worker_error.view(-1).copy_(values)
     server_error.view(-1).copy_(means)
     return _write(answers, chunk, buffer)

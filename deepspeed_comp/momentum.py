@@ -149,7 +149,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
 
     # A step.
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step. A first one whose gradients are all zero only makes states: DeepSpeed's wrappers do that.
 
         Raises:
@@ -260,7 +260,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
             self._names = parameter_names(self.deepspeed, self.param_groups)
         return self._names[param]
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave, or DeepSpeed's own class of this name did. Masks stay the script's own.
 
         What compression left out before is dropped; `load_rank_state` brings it back.

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..compressors.errors import MissingDependencyError, UnsupportedError
+from ..backends.hosts import require_names
+from ..compressors.errors import MissingDependencyError
 
 try:
     import horovod
@@ -101,12 +102,7 @@ def require(missing: Iterable[str]) -> None:
     Raises:
         UnsupportedError: something is missing; the text names it, the version found and the versions supported.
     """
-    names = ", ".join(missing)
-    if names:
-        raise UnsupportedError(
-            f"Horovod {horovod.__version__} lacks what gradwire needs: {names}. "
-            f"Supported: {', '.join(SUPPORTED)}; pip install horovod=={SUPPORTED[-1]}"
-        )
+    require_names("Horovod", horovod.__version__, SUPPORTED, missing)
 
 
 require(missing_names(mpi_ops, _DistributedOptimizer))

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -30,8 +31,14 @@ def run_horovod(
     return run_job([*job, sys.executable, str(script), *arguments], timeout)
 
 
-def run_job(command: Sequence[str], timeout: float, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_job(
+    command: Sequence[str], timeout: float, folder: Path | None = None, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command of this virtual environment; output and errors of all its processes are in `stdout`.
+
+    Args:
+        folder: where it runs.
+        variables: what its environment has besides this process's.
 
     Raises:
         subprocess.TimeoutExpired: as above.
@@ -40,7 +47,7 @@ def run_job(command: Sequence[str], timeout: float, folder: Path | None = None) 
     process = subprocess.Popen(
         [str(here / command[0]), *command[1:]],
         cwd=folder,
-        env=_environment(here),
+        env=_environment(here) | dict(variables or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -50,10 +57,18 @@ def run_job(command: Sequence[str], timeout: float, folder: Path | None = None) 
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
+        output = _stop(process)
         raise subprocess.TimeoutExpired(command, timeout, output) from error
     return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _stop(process: subprocess.Popen[str]) -> str:
+    """Ask first: a launcher takes along its ranks, which may be sessions of their own."""
+    os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        return process.communicate(timeout=20)[0]
+    os.killpg(process.pid, signal.SIGKILL)
+    return process.communicate()[0]
 
 
 def _environment(here: Path) -> dict[str, str]:

@@ -6,14 +6,13 @@ Two processes per release, which run the whole table of tests/support/deepspeed_
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from ...launching import run_job
 from ...support.deepspeed_cases import CASES, RESUMES, Case, Resume
 from ...support.reducing import bits
 
@@ -35,30 +34,18 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
 def run(release: str, folder: Path, checkpoints: Path) -> Results:
     script = [str(Path(__file__).with_name("ranks.py")), release, str(folder), str(checkpoints)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    process = subprocess.Popen(
-        [*torchrun, *script],
-        env=environment(release),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output
+    job = run_job([*torchrun, *script], LIMIT, variables={"PYTHONPATH": search_path(release)})
+    assert job.returncode == 0, job.stdout
     return [torch.load(folder / f"{release}.{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
-def environment(release: str) -> dict[str, str]:
+def search_path(release: str) -> str:
     paths = [str(TESTS)]
     if release == OLD:
         old = Path(sys.prefix) / f"deepspeed-{OLD}"
         assert old.is_dir(), f"{old} is not there: run launch/setup"
         paths.insert(0, str(old))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    return os.pathsep.join(paths)
 
 
 @pytest.mark.parametrize("case", [*CASES, *RESUMES], ids=str)

@@ -31,7 +31,9 @@ class FreezingOptimizer(MomentumOptimizer):
         self.reduced = not value
 
     def _settle(self, entries: Sequence[Entry]) -> None:
-        if not self.frozen and entries and entries[-1].state["step"] >= self.freeze_step:
+        # parameters may have been added later; what is loaded goes by the oldest as well
+        steps = [entry.state["step"] for entry in entries]
+        if not self.frozen and steps and (steps[-1] if self.legacy else max(steps)) >= self.freeze_step:
             self.frozen = True
             self._announce(f"variance is frozen after step {self.freeze_step}; momenta are averaged compressed now")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,14 +13,11 @@ from .engine import Engine
 from .entry import Entry
 from .freezing import FreezingOptimizer
 from .intervals import lengthen, moves_variance, new_intervals, synchronises
+from .local_steps import ANCHOR, RATES, UPDATES, ahead, begins, heed_changes, rates
 from .momentum import Params
 from .options import ZeroOneAdamOptions
 
 __all__ = ["ZeroOneAdam"]
-
-#: keys of a parameter's state: the updates since the ranks last agreed, their learning rates' sum, and the parameter
-#: as it was then, which is there only while ranks differ
-UPDATES, RATES, ANCHOR = "momentum_accumulator", "lrs", "anchor"
 
 
 class ZeroOneAdam(FreezingOptimizer, FusedAdam):
@@ -118,15 +114,19 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
 
     # Before the variance is frozen.
 
+    def _moves_variance(self, entry: Entry) -> bool:
+        """A parameter that is new in a step whose gradients the engine has not averaged waits for the next one."""
+        return moves_variance(entry.state) and (self.legacy or self.reduced)
+
     def _update_together(self, entries: Sequence[Entry]) -> bool:
-        resting = [entry for entry in entries if not moves_variance(entry.state)]
+        resting = [entry for entry in entries if not self._moves_variance(entry)]
         means = self._average(resting, [entry.grad.clone() for entry in resting])
         if means is None:
             return False
         for entry, mean in zip(resting, means, strict=True):
             entry.grad = mean
         for entry in entries:
-            if moves_variance(entry.state):
+            if self._moves_variance(entry):
                 entry.accumulate()
             elif not (self.legacy and _is_alone(entry)):
                 entry.momentum.copy_(entry.next_momentum())
@@ -138,45 +138,42 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
     def _synchronises(self, entries: Sequence[Entry]) -> bool:
         """Whether this step ends with an exchange; where all learning rates were 0, there is nothing to exchange."""
         due = any(synchronises(entry.state) for entry in entries)
-        return due and any(_rates(entry) > 0 for entry in entries)
-
-    def _ahead(self, entry: Entry) -> tuple[torch.Tensor, torch.Tensor]:
-        """Momentum and updates with this step in them; nothing has moved."""
-        momentum = entry.mask(entry.next_momentum(), untouched=True)
-        update = replace(entry, state={**entry.state, "exp_avg": momentum}).update()
-        return momentum, entry.mask(entry.state[UPDATES] - entry.group["lr"] * update, untouched=True)
+        return due and any(rates(entry) > 0 for entry in entries)
 
     def _update_alone(self, entries: Sequence[Entry]) -> bool:
         finite = all(kernels.all_finite(entry.grad) for entry in entries)
         for entry in entries:
             state = entry.state
+            heed_changes(entry)
             if ANCHOR not in state:
                 state[ANCHOR] = entry.param.clone()
             if finite:
-                momentum, updates = self._ahead(entry)
+                momentum, updates = ahead(entry)
                 entry.momentum.copy_(momentum)
                 state[UPDATES].copy_(updates)
                 entry.param.copy_(state[ANCHOR] + updates)
-            state[RATES] = _rates(entry)
+            state[RATES] = rates(entry)
         return True
 
     def _synchronise(self, entries: Sequence[Entry]) -> bool:
-        ahead = [self._ahead(entry) for entry in entries]
-        values = [updates * entry.denominator() for entry, (_, updates) in zip(entries, ahead, strict=True)]
+        for entry in entries:
+            heed_changes(entry)
+        drafts = [ahead(entry) for entry in entries]
+        values = [updates * entry.denominator() for entry, (_, updates) in zip(entries, drafts, strict=True)]
         means = self._average(entries, values)
         if means is None:
             return False
-        for entry, (momentum, _), mean in zip(entries, ahead, means, strict=True):
+        for entry, (momentum, _), mean in zip(entries, drafts, means, strict=True):
             self._agree(entry, momentum, mean)
         return True
 
     def _agree(self, entry: Entry, momentum: torch.Tensor, mean: torch.Tensor) -> None:
         """Go from where the ranks last agreed by the mean of their updates."""
-        state, rates = entry.state, _rates(entry)
+        state, lrs = entry.state, rates(entry)
         step = entry.mask(mean / entry.denominator(), untouched=True)
         entry.param.copy_(state.pop(ANCHOR, entry.param) + step)
-        entry.momentum.copy_(mean / -rates if rates > 0 else momentum)
-        if rates == 0:
+        entry.momentum.copy_(mean / -lrs if lrs > 0 else momentum)
+        if lrs == 0:
             state[ANCHOR] = entry.param.clone()  # the momentum is still of this rank alone
         state[UPDATES].zero_()
         state[RATES] = 0.0
@@ -185,7 +182,7 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
         """With the numbers of 0.19.6, for which ranks agree only up to rounding."""
         for entry in entries:
             entry.momentum.copy_(entry.next_momentum())
-            entry.state[RATES] = _rates(entry)
+            entry.state[RATES] = rates(entry)
             update = entry.update()
             entry.descend(update)
             entry.state[UPDATES].add_(-entry.group["lr"] * update)
@@ -241,7 +238,7 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
             if not self.frozen:
                 state.pop(ANCHOR, None)
             fresh = self._schedule(param)
-            state.update({key: value for key, value in fresh.items() if key not in state or _begins(key, state)})
+            state.update({key: value for key, value in fresh.items() if key not in state or begins(key, state)})
         if not self.frozen:
             self.reduced = any(map(moves_variance, self.state.values()))
 
@@ -257,17 +254,19 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
 
     def rank_state(self) -> dict[str, Any]:
         """Residuals, and between synchronisations also this rank's parameters and momenta."""
-        return super().rank_state() | {"own": {key: tensor.detach().clone() for key, tensor in self._own().items()}}
+        own = {key: tensor.detach().clone() for key, tensor in self._own().items()}
+        return super().rank_state() | {"frozen": self.frozen, "own": own}
 
     def load_rank_state(self, state: Mapping[str, Any]) -> None:
-        super().load_rank_state(state)
+        if state["frozen"] == self.frozen:  # else `var_freeze_step` was changed: residuals are of something else
+            super().load_rank_state(state)
         for key, tensor in self._own().items():
             tensor.detach().copy_(state["own"][key])
 
     def merge_rank_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The means of all that ranks have for themselves: those of parameters are where their mean update leads."""
         own = {key: torch.stack([state["own"][key] for state in states]).mean(0) for key in states[0]["own"]}
-        return super().merge_rank_states(states) | {"own": own}
+        return super().merge_rank_states(states) | {"frozen": states[0]["frozen"], "own": own}
 
     def _own(self) -> dict[str, torch.Tensor]:
         """What differs from rank to rank right now, by name; a 16-bit model has parameters besides the optimizer's."""
@@ -277,16 +276,6 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
         values = {f"{name}.{key}": state[key] for name, (_, state) in states.items() for key in ("exp_avg", UPDATES)}
         own = {name: param for name, (param, _) in states.items()}
         return dict(self.deepspeed.module.named_parameters()) | own | values
-
-
-def _begins(key: str, state: Mapping[str, Any]) -> bool:
-    """Whether sums begin anew, because it is not known from where the ranks went on by themselves."""
-    return key in (UPDATES, RATES) and ANCHOR not in state
-
-
-def _rates(entry: Entry) -> float:
-    """The sum of learning rates, with this step's."""
-    return entry.state[RATES] + entry.group["lr"]
 
 
 def _is_alone(entry: Entry) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+import torch
 
 from ..._version import __version__
 from ...backends import BucketReducer, TorchTransport
 from ...backends.fingerprint import agree
-from ...compressors import Compressor
-from ...compressors.errors import UsageError
+from ...compressors import Compressor, NoCompression, TensorMeta, choose
+from ...compressors.errors import ConfigError, UsageError
 from ...compressors.options import check_int
 from .._host import missing, require
 from ..checkpoint import follow, unfollow
@@ -74,7 +77,8 @@ def attach(
         seed: base of all pseudo-random choices.
 
     Raises:
-        ConfigError: an option is out of its range, or the engine's configuration excludes compression.
+        ConfigError: an option is out of its range, the engine's configuration excludes compression, or all of the
+            model's gradients would travel dense.
         UsageError: compression is attached already, or the engine has no optimizer.
         UnsupportedError: this release of DeepSpeed lacks a name that is relied on.
         MismatchError: ranks differ in an option or in the model.
@@ -88,6 +92,7 @@ def attach(
     group = engine.mpu.get_data_parallel_group() if engine.pipeline_parallelism else engine.seq_data_parallel_group
     reducer = BucketReducer(compressor, TorchTransport(group), name=NAME, exchange=exchange, timeout=timeout, seed=seed)
     averaging = averaging_of(engine, reducer.transport.world_size)
+    _check_effect(reducer.compressor, averaging.shapes)
     _agree(reducer, averaging, f"exchange={exchange} seed={seed} warmup_steps={warmup_steps}")
     attachment = Attachment(engine, reducer, group, averaging, warmup_steps)
     overrides = _override(engine, attachment)
@@ -134,6 +139,17 @@ def _communication() -> Any:
     require(missing(comm, "deepspeed.comm.comm", ["cdb"]))
     require(missing(comm.cdb, "deepspeed.comm.comm.cdb", SHADOWED))
     return comm.cdb
+
+
+def _check_effect(compressor: Compressor, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Never silently uncompressed."""
+    metas = [TensorMeta(name=name, shape=shape, dtype=torch.float32) for name, shape in shapes.items()]
+    reasons = Counter(choose(compressor, meta).reason for meta in metas)
+    if None not in reasons and not isinstance(compressor, NoCompression):
+        raise ConfigError(
+            f"{compressor!r} compresses none of the gradients of this model: {dict(reasons)}; lower min_numel, or "
+            "choose another codec"
+        )
 
 
 def _agree(reducer: BucketReducer, averaging: Averaging, options: str) -> None:

@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from ...backends import BucketReducer, Statistics
 from ...backends.announce import announce
-from ...compressors import NoCompression
-from ...compressors.errors import ConfigError, UnsupportedError
+from ...compressors.errors import UnsupportedError
 from .._host import deepspeed
 from .averaging import Averaging, Carried
 from .state import merged, scaled, split
@@ -79,7 +78,6 @@ class Attachment:
 
         Raises:
             UnsupportedError: it was the first such step, and DeepSpeed averaged nothing where gradwire looked.
-            ConfigError: it was the first such step, and all tensors travelled dense.
         """
         if applied:
             self._reducer.commit()
@@ -97,18 +95,9 @@ class Attachment:
                 "where gradwire looked. Does the script average them itself, or not at all? Otherwise detach(), and "
                 "tell us how the engine is set up"
             )
-        if statistics.tensors and all(tensor.dense_reason for tensor in statistics.tensors) and self._compresses():
-            raise ConfigError(
-                f"{self._reducer.compressor!r} compresses none of the gradients of this model: "
-                f"{statistics.dense_reasons()}; lower min_numel, or choose another codec"
-            )
         if self._reducer.transport.rank == 0:
             announce(statistics.summary())
         self._proved = True
-
-    def _compresses(self) -> bool:
-        alone = self._reducer.transport.world_size == 1
-        return not alone and not isinstance(self._reducer.compressor, NoCompression)
 
     # The loss scale.
 

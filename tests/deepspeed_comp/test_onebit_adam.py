@@ -294,3 +294,19 @@ def test_ranks_that_were_told_different_things_hear_of_it_in_the_first_step(key:
             trained(transport, 1, **options)
 
     run_ranks(2, main)
+
+
+def test_a_group_that_is_added_later_does_not_put_the_freeze_off() -> None:
+    """A resumed training, which goes by the steps that were loaded, would freeze earlier otherwise."""
+
+    def main(transport: LocalTransport) -> int:
+        rank = Rank(transport, OneBitAdam, lambda module: [module["weight"], module["row"]], **OPTIONS)
+        rank.train(seeded, range(1))
+        rank.optimizer.add_param_group({"params": [rank.engine.module["bias"]]})
+        step = 1
+        while not rank.optimizer.frozen:
+            rank.train(seeded, [step])
+            step += 1
+        return step
+
+    assert run_ranks(2, main) == [FREEZE] * 2

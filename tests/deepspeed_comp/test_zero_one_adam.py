@@ -363,3 +363,21 @@ def test_old_names() -> None:
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="var_freeze_step"):
         ZeroOneAdam([torch.nn.Parameter(torch.ones(3))], freeze_step=3)
+
+
+def test_a_layer_that_is_unfrozen_between_averages_does_not_part_the_ranks() -> None:
+    def main(transport: LocalTransport) -> list[dict[str, bytes]]:
+        rank = Rank(transport, ZeroOneAdam, lr=1e-2, eps=1e-3, var_freeze_step=50, var_update_scaler=1)
+        row = rank.engine.module["row"].requires_grad_(False)
+        rank.train(seeded, range(5))
+        assert not rank.optimizer.reduced
+        row.requires_grad_(True)
+        values = []
+        for step in range(5, 12):
+            rank.train(seeded, [step])
+            values.append(rank.values())
+        assert rank.moved("row").abs().max() > 0
+        return values
+
+    one, other = run_ranks(2, main)
+    assert one == other

@@ -198,6 +198,38 @@ def test_back_before_the_freeze_ranks_are_together_again() -> None:
     assert_replicas(run_ranks(2, main))
 
 
+@pytest.mark.parametrize("first", [FROZEN, BETWEEN, BETWEEN + 1])
+def test_weights_that_are_put_in_between_two_steps_stay(first: int) -> None:
+    """As by a load of the model alone; also if the next step synchronises."""
+
+    def main(transport: LocalTransport) -> torch.Tensor:
+        rank = trained(transport, first)
+        with torch.no_grad():
+            for parameter in rank.engine.module.values():
+                parameter.fill_(5.0)
+        rank.train(seeded, range(first, 16))
+        assert abs(float(rank.moved("weight").mean()) - 4) < 0.5
+        return rank.engine.module["weight"].detach()
+
+    one, other = run_ranks(2, main)
+    assert one.equal(other)
+
+
+def test_residuals_of_gradients_are_not_taken_for_those_of_updates() -> None:
+    """Where `var_freeze_step` is lowered, or raised, with a load."""
+
+    def main(transport: LocalTransport) -> list[bool]:
+        kept = []
+        for before, after in ((50, 5), (5, 50), (5, 5)):
+            one = trained(transport, FROZEN, var_freeze_step=before)
+            other = as_rank_0([one], transport, var_freeze_step=after)
+            other.optimizer.load_rank_state(copy.deepcopy(one.optimizer.rank_state()))
+            kept.append(bool(other.optimizer.rank_state()["residuals"]))
+        return kept
+
+    assert run_ranks(2, main) == [[False, False, True]] * 2
+
+
 def test_a_state_without_a_schedule_gets_one() -> None:
     """As from an optimizer that knows step, momentum and variance only."""
 

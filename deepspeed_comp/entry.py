@@ -13,6 +13,8 @@ __all__ = ["Entry", "MASK"]
 
 #: key of a parameter group: momenta are multiplied with this
 MASK = "exp_avg_mask"
+#: of a gradient's values, far below the root of fp32's largest one
+LARGEST = 1e19
 
 
 @dataclass
@@ -42,6 +44,15 @@ class Entry:
     @property
     def variance(self) -> torch.Tensor:
         return self.state["exp_avg_sq"]
+
+    @property
+    def usable(self) -> bool:
+        """Whether the gradient is finite, and so is its square, which goes into the variance."""
+        return bool(torch.linalg.vector_norm(self.grad, torch.inf) <= LARGEST)
+
+    def count(self) -> None:
+        """Count a step."""
+        self.state["step"] += 1
 
     def next_momentum(self) -> torch.Tensor:
         """The momentum with this step's gradient in it; new."""

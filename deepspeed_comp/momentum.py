@@ -12,7 +12,7 @@ import torch
 from ..backends import Statistics
 from ..backends.announce import announce
 from ..backends.statistics import merge
-from ..compressors import Compressor, NoCompression, OneBit, SizePolicy, kernels
+from ..compressors import Compressor, NoCompression, OneBit, SizePolicy
 from ..compressors.errors import UnsupportedError, UsageError
 from .averagers import TIMEOUT, Averager, Fused, PerTensor, merge_residuals
 from .checkpoint import follow
@@ -175,13 +175,15 @@ class MomentumOptimizer(torch.optim.Optimizer):
         for entry in new:
             entry.state.update(self._new_state(entry.param))
         if self.legacy and not self._initialised:
-            _count(entries)
+            for entry in entries:
+                entry.count()
             self._initialise(entries)
             self._initialised = True
         elif self.legacy or len(new) < len(entries) or any(bool(entry.grad.any()) for entry in entries):
             self.overflow = not (self._is_promising(entries) and self._update(entries))
             if not self.overflow:
-                _count(entries)
+                for entry in entries:
+                    entry.count()
                 self._settle(entries)
 
     def _is_promising(self, entries: Sequence[Entry]) -> bool:
@@ -193,8 +195,8 @@ class MomentumOptimizer(torch.optim.Optimizer):
         scopes = {entry.scope.key for entry in entries}
         if self.legacy or (len(scopes) < 2 and not self.reduced):
             return True
-        finite = all(kernels.all_finite(entry.grad) for entry in entries)
-        return finite if len(scopes) < 2 else self._all_agree(finite)
+        fine = all(entry.usable for entry in entries)
+        return fine if len(scopes) < 2 else self._all_agree(fine)
 
     def _all_agree(self, fine: bool) -> bool:
         transport = self._known_scopes.dense.transport
@@ -229,8 +231,11 @@ class MomentumOptimizer(torch.optim.Optimizer):
 
         Raises:
             ConfigError: its configuration excludes this optimizer.
+            UsageError: it is another engine than before.
         """
         if self.deepspeed is not None:
+            if engine not in (None, self.deepspeed):
+                raise UsageError(f"this {type(self).__name__} works for an engine already: make one for each engine")
             return
         engine = find_engine() if engine is None else engine
         if engine is None:
@@ -293,8 +298,3 @@ class MomentumOptimizer(torch.optim.Optimizer):
     def merge_rank_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """One state for any number of ranks, from those of all ranks: their mean residuals."""
         return {"residuals": merge_residuals([state["residuals"] for state in states])}
-
-
-def _count(entries: Sequence[Entry]) -> None:
-    for entry in entries:
-        entry.state["step"] += 1

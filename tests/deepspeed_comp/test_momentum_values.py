@@ -9,6 +9,8 @@ import torch
 from gradwire.backends import LocalTransport, run_ranks
 from gradwire.compressors.errors import TransportError
 from gradwire.deepspeed_comp.onebit_adam import OneBitAdam
+from gradwire.deepspeed_comp.onebit_lamb import OneBitLamb
+from gradwire.deepspeed_comp.zero_one_adam import ZeroOneAdam
 
 from ..support.momentum import (
     FREEZE,
@@ -143,6 +145,26 @@ def test_a_gradient_that_comes_too_late_for_the_variance_does_not_move_anything(
         return float(rank.moved("weight")[SHAPES["weight"][0] // 2 :].abs().max())
 
     assert run_ranks(2, main) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("make", [OneBitAdam, OneBitLamb, ZeroOneAdam])
+def test_a_finite_gradient_whose_square_is_not_is_an_overflow(make: Any) -> None:
+    def huge(rank: int, step: int, name: str) -> torch.Tensor | None:
+        grad = seeded(rank, step, name)
+        return grad if grad is None or step != 1 or rank == 1 else grad * 1e22
+
+    def main(transport: LocalTransport) -> None:
+        rank = Rank(transport, make, lr=1e-3)
+        rank.train(huge, range(1))
+        before = rank.values()
+        rank.train(huge, range(1, 2))
+        assert rank.optimizer.overflow
+        assert rank.values() == before
+        rank.train(huge, range(2, 4))
+        assert not rank.optimizer.overflow
+        assert all(rank.state(name)["exp_avg_sq"].isfinite().all() for name in SHAPES)
+
+    run_ranks(2, main)
 
 
 def test_no_division_by_zero_without_eps() -> None:

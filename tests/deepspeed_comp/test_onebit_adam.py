@@ -310,3 +310,15 @@ def test_a_group_that_is_added_later_does_not_put_the_freeze_off() -> None:
         return step
 
     assert run_ranks(2, main) == [FREEZE] * 2
+
+
+def test_one_instance_for_two_engines_is_refused() -> None:
+    """It would average compressed in the second one while that averages as well."""
+
+    def main(transport: LocalTransport) -> None:
+        rank = trained(transport, 1)
+        rank.optimizer.meet(rank.engine)
+        with pytest.raises(UsageError, match="make one for each engine"):
+            rank.optimizer.meet(DeepSpeedEngine(transport))
+
+    run_ranks(1, main)

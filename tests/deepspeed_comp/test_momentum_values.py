@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 import torch
 from gradwire.backends import LocalTransport, run_ranks
-from gradwire.compressors.errors import TransportError
 from gradwire.deepspeed_comp.onebit_adam import OneBitAdam
-from gradwire.deepspeed_comp.onebit_lamb import OneBitLamb
-from gradwire.deepspeed_comp.zero_one_adam import ZeroOneAdam
 
 from ..support.momentum import (
     FREEZE,
@@ -18,7 +15,7 @@ from ..support.momentum import (
     SHAPES,
     Rank,
     assert_replicas,
-    assert_same,
+    half,
     poisoned,
     seeded,
     trained,
@@ -31,14 +28,6 @@ pytestmark = pytest.mark.usefixtures("_local_groups")
 
 
 # Missing gradients.
-
-
-def test_a_parameter_without_gradient_on_one_rank_only() -> None:
-    """Collectives do not depend on it; 0.19.6's did, and ranks were left waiting."""
-    gradients = without((1, "weight"))
-    assert_replicas(run_ranks(2, lambda transport: trained(transport, 8, gradients).values()))
-    with pytest.raises(TransportError):
-        run_ranks(2, lambda transport: trained(transport, 8, gradients, legacy=True))
 
 
 def test_a_missing_gradient_is_one_of_zeros() -> None:
@@ -80,30 +69,6 @@ def test_a_parameter_that_needs_no_gradient_is_left_alone() -> None:
 # Values that are not finite.
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("at", [1, FREEZE + 2], ids=["before the freeze", "after it"])
-def test_a_gradient_that_is_not_finite_moves_nothing_on_any_rank(at: int, value: float) -> None:
-    def main(transport: LocalTransport) -> None:
-        rank = trained(transport, at)
-        before, residuals = rank.values(), rank.optimizer.rank_state()
-        rank.train(poisoned(at, value), [at])
-        assert rank.optimizer.overflow
-        assert rank.values() == before
-        assert_same(rank.optimizer.rank_state(), residuals)
-        assert rank.state("weight")["step"] == at
-        rank.train(seeded, range(at + 1, at + 3))
-        assert not rank.optimizer.overflow
-        assert rank.values() == spared.values()
-
-    def spare(transport: LocalTransport) -> Rank:
-        rank = trained(transport, at)
-        rank.train(seeded, range(at + 1, at + 3))
-        return rank
-
-    spared = run_ranks(2, spare)[0]
-    run_ranks(2, main)
-
-
 def test_legacy_keeps_nan_for_ever() -> None:
     def main(transport: LocalTransport) -> bool:
         rank = trained(transport, FREEZE + 2, legacy=True)
@@ -116,27 +81,6 @@ def test_legacy_keeps_nan_for_ever() -> None:
 # Coordinates that never saw a gradient, and masks.
 
 
-def half(rank: int, step: int, name: str) -> torch.Tensor:
-    """The first half of the rows gets gradients."""
-    grad = gradient(name, SHAPES[name], rank, step)
-    grad.view(-1)[grad.numel() // 2 :] = 0
-    return grad
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_coordinates_that_never_saw_a_gradient_stay_where_they_are(legacy: bool) -> None:
-    options = {"legacy": legacy, "eps": 1e-8}
-
-    def main(transport: LocalTransport) -> tuple[float, float]:
-        rank = trained(transport, 40, half, **options)
-        untouched = slice(SHAPES["weight"][0] // 2, None)
-        moved = rank.moved("weight")[untouched].abs().max()
-        return float(moved), float(rank.state("weight")["exp_avg"][untouched].abs().max())
-
-    for moved, momentum in run_ranks(2, main):
-        assert (moved > 100 and momentum > 0) if legacy else (moved, momentum) == (0.0, 0.0)
-
-
 def test_a_gradient_that_comes_too_late_for_the_variance_does_not_move_anything() -> None:
     def main(transport: LocalTransport) -> float:
         rank = trained(transport, FREEZE, half)
@@ -145,51 +89,6 @@ def test_a_gradient_that_comes_too_late_for_the_variance_does_not_move_anything(
         return float(rank.moved("weight")[SHAPES["weight"][0] // 2 :].abs().max())
 
     assert run_ranks(2, main) == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("make", [OneBitAdam, OneBitLamb, ZeroOneAdam])
-def test_a_finite_gradient_whose_square_is_not_is_an_overflow(make: Any) -> None:
-    def huge(rank: int, step: int, name: str) -> torch.Tensor | None:
-        grad = seeded(rank, step, name)
-        return grad if grad is None or step != 1 or rank == 1 else grad * 1e22
-
-    def main(transport: LocalTransport) -> None:
-        rank = Rank(transport, make, lr=1e-3)
-        rank.train(huge, range(1))
-        before = rank.values()
-        rank.train(huge, range(1, 2))
-        assert rank.optimizer.overflow
-        assert rank.values() == before
-        rank.train(huge, range(2, 4))
-        assert not rank.optimizer.overflow
-        assert all(rank.state(name)["exp_avg_sq"].isfinite().all() for name in SHAPES)
-
-    run_ranks(2, main)
-
-
-def test_no_division_by_zero_without_eps() -> None:
-    ranks = run_ranks(2, lambda transport: trained(transport, 6, half, eps=0.0).engine.module["weight"].detach())
-    assert all(weight.isfinite().all() for weight in ranks)
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("flat", [False, True])
-def test_a_mask_keeps_momenta_at_zero(flat: bool, legacy: bool) -> None:
-    """As a group key; a 16-bit model's is flat."""
-    mask = torch.ones(SHAPES["weight"])
-    mask[:, 7] = 0
-
-    def main(transport: LocalTransport) -> tuple[bool, bool]:
-        def groups(module: Any) -> list[dict[str, Any]]:
-            masked = {"params": [module["weight"]], "exp_avg_mask": mask.view(-1) if flat else mask}
-            return [masked, {"params": [module["bias"], module["row"]]}]
-
-        rank = Rank(transport, OneBitAdam, groups, **OPTIONS, legacy=legacy)
-        rank.train(seeded, range(8))
-        momentum = rank.state("weight")["exp_avg"]
-        return bool((momentum[:, 7] == 0).all()), bool((momentum[:, 8] != 0).all())
-
-    assert run_ranks(2, main) == [(True, True)] * 2
 
 
 @pytest.mark.parametrize("legacy", [False, True])

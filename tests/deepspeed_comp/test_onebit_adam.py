@@ -146,27 +146,6 @@ def test_old_names() -> None:
 # First calls.
 
 
-@pytest.mark.parametrize("legacy", [False, True])
-def test_the_first_gradient_counts(legacy: bool) -> None:
-    """0.19.6 threw it away in fp32."""
-
-    def main(transport: LocalTransport) -> float:
-        return float(trained(transport, 1, legacy=legacy).moved("weight").abs().max())
-
-    moved = run_ranks(2, main)[0]
-    assert moved == 0.0 if legacy else moved > LR / 2
-
-
-def test_the_call_with_zeros_that_deepspeeds_wrappers_make_changes_nothing() -> None:
-    def main(transport: LocalTransport) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        rank = trained(transport, 1, zeros, weight_decay=0.1)
-        rank.train(seeded, range(8))
-        return rank.values(), trained(transport, 8, weight_decay=0.1).values()
-
-    for with_call, without in run_ranks(2, main):
-        assert with_call == without
-
-
 def test_later_zeros_are_gradients() -> None:
     def main(transport: LocalTransport) -> int:
         rank = trained(transport, 2)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from gradwire import ConfigError
 from gradwire.backends import LocalTransport, run_ranks
-from gradwire.compressors.errors import TransportError
 from gradwire.deepspeed_comp.onebit_lamb import OneBitLamb
 
 from ..support.momentum import (
@@ -18,8 +17,6 @@ from ..support.momentum import (
     SHAPES,
     Rank,
     assert_replicas,
-    assert_same,
-    poisoned,
     seeded,
     without,
     zeros,
@@ -168,107 +165,6 @@ def test_padding_is_no_part_of_scales(legacy: bool) -> None:
     for errors in run_ranks(3, main):
         assert max(errors) < 1e-6 or legacy
         assert min(errors) > 1e-6 or not legacy
-
-
-# First calls, missing and bad gradients, coordinates without any.
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_the_first_gradient_counts(legacy: bool) -> None:
-    """0.19.6 threw it away in fp32."""
-
-    def main(transport: LocalTransport) -> float:
-        return float(trained(transport, 1, legacy=legacy).moved("weight").abs().max())
-
-    moved = run_ranks(2, main)[0]
-    assert moved == 0.0 if legacy else moved > 1e-3
-
-
-def test_the_call_with_zeros_that_deepspeeds_wrappers_make_changes_nothing() -> None:
-    def main(transport: LocalTransport) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        rank = trained(transport, 1, zeros, weight_decay=0.1)
-        rank.train(seeded, range(8))
-        return rank.values(), trained(transport, 8, weight_decay=0.1).values()
-
-    for with_call, plain in run_ranks(2, main):
-        assert with_call == plain
-
-
-def test_a_parameter_without_gradient_on_one_rank_only() -> None:
-    gradients = without((1, "weight"))
-    assert_replicas(run_ranks(2, lambda transport: trained(transport, 8, gradients).values()))
-    with pytest.raises(TransportError):
-        run_ranks(2, lambda transport: trained(transport, 8, gradients, legacy=True))
-
-
-@pytest.mark.parametrize("value", [NAN, float("inf"), float("-inf")])
-@pytest.mark.parametrize("at", [1, FREEZE, FREEZE + 2], ids=["before the freeze", "first after it", "after it"])
-def test_a_gradient_that_is_not_finite_moves_nothing_on_any_rank(at: int, value: float) -> None:
-    def main(transport: LocalTransport) -> None:
-        rank = trained(transport, at)
-        before, kept, coefficients = rank.values(), rank.optimizer.rank_state(), rank.optimizer.get_lamb_coeffs()
-        rank.train(poisoned(at, value), [at])
-        assert rank.optimizer.overflow
-        assert rank.values() == before
-        assert not kept["residuals"] or assert_same(rank.optimizer.rank_state(), kept) is None
-        assert rank.optimizer.lamb_coeffs == coefficients
-        rank.train(seeded, range(at + 1, at + 3))
-        assert not rank.optimizer.overflow
-        assert rank.values() == spared[transport.rank]
-
-    def spare(transport: LocalTransport) -> dict[str, bytes]:
-        rank = trained(transport, at)
-        rank.train(seeded, range(at + 1, at + 3))
-        return rank.values()
-
-    spared = run_ranks(2, spare)
-    run_ranks(2, main)
-
-
-def half(rank: int, step: int, name: str) -> torch.Tensor:
-    """The first half of the elements gets gradients."""
-    grad = gradient(name, SHAPES[name], rank, step)
-    grad.view(-1)[grad.numel() // 2 :] = 0
-    return grad
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_coordinates_that_never_saw_a_gradient_stay_where_they_are(legacy: bool) -> None:
-    def main(transport: LocalTransport) -> tuple[float, float]:
-        rank = trained(transport, 40, half, legacy=legacy, eps=1e-8)
-        untouched = slice(SHAPES["weight"][0] // 2, None)
-        moved = rank.moved("weight")[untouched].abs().max()
-        return float(moved), float(rank.state("weight")["exp_avg"][untouched].abs().max())
-
-    for moved, momentum in run_ranks(2, main):
-        assert (moved > 1 and momentum > 0) if legacy else (moved, momentum) == (0.0, 0.0)
-
-
-def test_no_division_by_zero_without_eps() -> None:
-    def main(transport: LocalTransport) -> bool:
-        rank = trained(transport, 8, half, eps=0.0, weight_decay=0.01)
-        return all(bool(parameter.isfinite().all()) for parameter in rank.engine.module.values())
-
-    assert run_ranks(2, main) == [True, True]
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("flat", [False, True])
-def test_a_mask_keeps_momenta_at_zero(flat: bool, legacy: bool) -> None:
-    mask = torch.ones(SHAPES["weight"])
-    mask[:, 7] = 0
-
-    def main(transport: LocalTransport) -> tuple[bool, bool]:
-        def groups(module: Any) -> list[dict[str, Any]]:
-            masked = {"params": [module["weight"]], "exp_avg_mask": mask.view(-1) if flat else mask}
-            return [masked, {"params": [module["bias"], module["row"]]}]
-
-        rank = Rank(transport, OneBitLamb, groups, **OPTIONS, legacy=legacy)
-        rank.train(seeded, range(8))
-        momentum = rank.state("weight")["exp_avg"]
-        return bool((momentum[:, 7] == 0).all()), bool((momentum[:, 8] != 0).all())
-
-    assert run_ranks(2, main) == [(True, True)] * 2
 
 
 # Learning rate, messages, convergence.

@@ -8,20 +8,9 @@ import pytest
 import torch
 from gradwire import ConfigError
 from gradwire.backends import LocalTransport, Transport, run_ranks
-from gradwire.compressors.errors import TransportError
 from gradwire.deepspeed_comp.zero_one_adam import ZeroOneAdam
 
-from ..support.momentum import (
-    SHAPES,
-    Gradients,
-    Rank,
-    assert_replicas,
-    assert_same,
-    poisoned,
-    seeded,
-    without,
-    zeros,
-)
+from ..support.momentum import SHAPES, Gradients, Rank, assert_replicas, half, poisoned, seeded
 from ..support.reducing import bits, gradient
 
 pytestmark = pytest.mark.usefixtures("_local_groups")
@@ -140,61 +129,7 @@ def test_it_learns_as_adam_does() -> None:
     assert max(compressed) < 1.5 * max(dense)
 
 
-# First calls, missing and bad gradients, coordinates without any.
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_the_first_gradient_counts(legacy: bool) -> None:
-    """0.19.6 threw it away in fp32."""
-
-    def main(transport: LocalTransport) -> float:
-        return float(trained(transport, 1, legacy=legacy).moved("weight").abs().max())
-
-    moved = run_ranks(2, main)[0]
-    assert moved == 0.0 if legacy else moved > 5e-3
-
-
-def test_the_call_with_zeros_that_deepspeeds_wrappers_make_changes_nothing() -> None:
-    def main(transport: LocalTransport) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        rank = trained(transport, 1, zeros, weight_decay=0.1)
-        rank.train(seeded, range(12))
-        return rank.values(), trained(transport, 12, weight_decay=0.1).values()
-
-    for with_call, plain in run_ranks(2, main):
-        assert with_call == plain
-
-
-def test_a_parameter_without_gradient_on_one_rank_only() -> None:
-    """Collectives do not depend on it; 0.19.6's did, and ranks were left waiting."""
-    gradients = without((1, "weight"))
-    assert_replicas(run_ranks(2, lambda transport: trained(transport, 12, gradients).values()))
-    with pytest.raises(TransportError):
-        run_ranks(2, lambda transport: trained(transport, 12, gradients, legacy=True))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("at", [1, 2, 5, 11], ids=["variance", "momentum only", "first synchronisation", "later one"])
-def test_a_gradient_that_is_not_finite_moves_nothing_on_any_rank(at: int, value: float) -> None:
-    """Where the step has an exchange."""
-
-    def main(transport: LocalTransport) -> None:
-        rank = trained(transport, at)
-        before, kept = rank.values(), rank.optimizer.rank_state()
-        rank.train(poisoned(at, value), [at])
-        assert rank.optimizer.overflow
-        assert rank.values() == before
-        assert not kept["residuals"] or assert_same(rank.optimizer.rank_state(), kept) is None
-        rank.train(seeded, range(at + 1, at + 3))
-        assert not rank.optimizer.overflow
-        assert rank.values() == spared[transport.rank]
-
-    def spare(transport: LocalTransport) -> dict[str, bytes]:
-        rank = trained(transport, at)
-        rank.train(seeded, range(at + 1, at + 3))
-        return rank.values()
-
-    spared = run_ranks(2, spare)
-    run_ranks(2, main)
+# Gradients that are bad or late, and masks.
 
 
 def test_a_local_gradient_that_is_not_finite_is_left_out() -> None:
@@ -215,26 +150,6 @@ def test_a_local_gradient_that_is_not_finite_is_left_out() -> None:
     assert_replicas(run_ranks(2, main))
 
 
-def half(rank: int, step: int, name: str) -> torch.Tensor:
-    """The first half of the elements gets gradients."""
-    grad = gradient(name, SHAPES[name], rank, step)
-    grad.view(-1)[grad.numel() // 2 :] = 0
-    return grad
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("freeze_step", [3, 1000], ids=["updates", "gradients"])
-def test_coordinates_that_never_saw_a_gradient_stay_where_they_are(freeze_step: int, legacy: bool) -> None:
-    def main(transport: LocalTransport) -> tuple[float, float]:
-        rank = trained(transport, 40, half, legacy=legacy, eps=1e-8, var_freeze_step=freeze_step)
-        untouched = slice(SHAPES["weight"][0] // 2, None)
-        moved = rank.moved("weight")[untouched].abs().max()
-        return float(moved), float(rank.state("weight")["exp_avg"][untouched].abs().max())
-
-    for moved, momentum in run_ranks(2, main):
-        assert (moved > 100 and momentum > 0) if legacy else (moved, momentum) == (0.0, 0.0)
-
-
 def test_a_gradient_that_comes_too_late_for_the_variance_does_not_move_anything() -> None:
     def main(transport: LocalTransport) -> None:
         rank, late = trained(transport, FREEZE, half), slice(SHAPES["weight"][0] // 2, None)
@@ -244,14 +159,6 @@ def test_a_gradient_that_comes_too_late_for_the_variance_does_not_move_anything(
             assert not rank.state("weight")["exp_avg"][late].any()
 
     run_ranks(2, main)
-
-
-def test_no_division_by_zero_without_eps() -> None:
-    def main(transport: LocalTransport) -> bool:
-        rank = trained(transport, 12, half, eps=0.0, weight_decay=0.01)
-        return all(bool(parameter.isfinite().all()) for parameter in rank.engine.module.values())
-
-    assert run_ranks(2, main) == [True, True]
 
 
 @pytest.mark.parametrize("steps", [3, 12])

@@ -141,6 +141,13 @@ def seeded(rank: int, step: int, name: str) -> torch.Tensor | None:
     return gradient(name, SHAPES[name], rank, step)
 
 
+def half(rank: int, step: int, name: str) -> torch.Tensor:
+    """The first half of the elements gets gradients."""
+    grad = gradient(name, SHAPES[name], rank, step)
+    grad.view(-1)[grad.numel() // 2 :] = 0
+    return grad
+
+
 def zeros(rank: int, step: int, name: str) -> torch.Tensor:
     return torch.zeros(SHAPES[name])
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from gradwire import BF16, FP16, Compressor, Int8, NoCompression, OneBit, RandomK, TopK, UsageError
 from gradwire.backends import BucketReducer, GradientReducer, Transport, merge_states, run_ranks
-from support.bucketing import TENSORS, Totals, assert_law, even_bounds, kept_bits, whole
-from support.reducing import bits, everything, exact_mean, gradient, metas, one_step
+from support.bucketing import TENSORS, Totals, assert_law, even_bounds, kept_bits
+from support.keeping import MAKERS, WHOLE, Reducer, State, buckets, gradients, play, through_a_file
+from support.reducing import bits, exact_mean, gradient, metas, one_step
 from support.truncating import Truncated
-
-State = dict[str, Any]
-Reducer = GradientReducer | BucketReducer
 
 CODECS: list[Compressor] = [
     NoCompression(),
@@ -32,31 +28,9 @@ CODECS: list[Compressor] = [
 ]
 #: those that lose nothing for good
 LAWFUL: list[Compressor] = [TopK(ratio=0.1), RandomK(ratio=0.3), OneBit(block=16), Int8(block=32), Truncated()]
-WHOLE = whole()
 
 
-def gradients(codec: Compressor, transport: Transport, name: str, exchange: str) -> GradientReducer:
-    reducer = GradientReducer(everything(codec), transport, name=name, exchange=exchange, bucket_bytes=900)
-    reducer.register(metas(TENSORS))
-    return reducer
-
-
-def buckets(codec: Compressor, transport: Transport, name: str, exchange: str) -> BucketReducer:
-    return BucketReducer(everything(codec), transport, name=name, exchange=exchange)
-
-
-MAKERS: list[Callable[[Compressor, Transport, str, str], Reducer]] = [gradients, buckets]
 both = pytest.mark.parametrize("make", MAKERS)
-
-
-def play(reducer: Reducer, step: int) -> dict[str, torch.Tensor]:
-    """The means of one step."""
-    if isinstance(reducer, GradientReducer):
-        return {name: mean.clone() for name, mean in one_step(reducer, TENSORS, step, donate=step % 2 == 1).items()}
-    flat = WHOLE.filled(reducer.transport.rank, step)
-    reducer.all_reduce(flat, WHOLE.parts)
-    reducer.commit()
-    return {part.name: flat[part.start : part.stop].view(part.shape) for part in WHOLE.parts}
 
 
 def scatter(reducer: BucketReducer, step: int) -> torch.Tensor:
@@ -70,14 +44,6 @@ def scatter(reducer: BucketReducer, step: int) -> torch.Tensor:
     )
     reducer.commit()
     return out
-
-
-def through_a_file(state: State) -> State:
-    """As a checkpoint would have it: nothing but tensors and plain values gets through."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @both

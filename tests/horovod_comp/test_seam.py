@@ -4,20 +4,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 import torch
-from gradwire.backends.transport import sleep_until
-from gradwire.compressors.errors import TransportTimeout, UnsupportedError, UsageError
+from gradwire.compressors.errors import UnsupportedError, UsageError
 from gradwire.horovod_comp._handle import SleepingHandle
-from gradwire.horovod_comp._host import ReducingOptimizer, missing_names, require
+from gradwire.horovod_comp._host import ReducingOptimizer
 from gradwire.horovod_comp._seam import Operation, Payload, Request, install
 from horovod.torch import mpi_ops
-from horovod.torch.optimizer import _DistributedOptimizer
 
 UNTOUCHED = Path(__file__).with_name("untouched.py")
 SINGLE, GROUPED = (f"horovod_torch_{kind}_async_gradwire_Payload" for kind in ("allreduce", "grouped_allreduce"))
@@ -95,35 +92,6 @@ def test_horovod_looks_for_the_added_functions(recorder: Recorder) -> None:
     assert mpi_ops._grouped_allreduce_function_factory(payload) == GROUPED
 
 
-def test_the_installed_horovod_has_all_that_is_needed() -> None:
-    assert missing_names(mpi_ops, _DistributedOptimizer) == []
-
-
-def test_names_that_are_missing_are_found() -> None:
-    names = {name: value for name, value in vars(mpi_ops).items() if name != "_handle_map"}
-
-    class Other(_DistributedOptimizer):
-        synchronize = None
-
-        def _allreduce_grad_async(self, parameter: object) -> object:
-            return parameter
-
-    method = "horovod.torch.optimizer._DistributedOptimizer"
-    assert missing_names(SimpleNamespace(**names), Other) == [
-        "horovod.torch.mpi_ops._handle_map",
-        f"p in {method}._allreduce_grad_async",
-        f"name in {method}._allreduce_grad_async",
-        f"allreduce_async_ in {method}._allreduce_grad_async",
-        f"{method}.synchronize",
-    ]
-
-
-def test_a_missing_name_is_refused_with_the_versions() -> None:
-    text = r"^Horovod 0\.28\.1 lacks what gradwire needs: a, b\. Supported: 0\.28\.1; pip install horovod==0\.28\.1$"
-    with pytest.raises(UnsupportedError, match=text):
-        require(["a", "b"])
-
-
 # Payloads and handles.
 
 
@@ -157,27 +125,6 @@ def test_a_payload_is_a_handle_of_its_own(recorder: Recorder) -> None:
     assert payload() is payload
     assert payload not in mpi_ops._handle_map
     assert mpi_ops._handle_map.pop(other) == ()
-
-
-def test_a_sleeping_handle_is_the_handle_once_the_collective_is_done(hvd: ModuleType) -> None:
-    handle = hvd.allreduce_async_(torch.ones(2), name="asleep")
-    slept: list[bool] = []
-    sleeping = SleepingHandle(handle, lambda: slept.append(sleep_until(partial(hvd.poll, handle), 10.0)))
-    assert sleeping in mpi_ops._handle_map
-    assert slept == []
-    assert hvd.synchronize(sleeping).tolist() == [1.0, 1.0]
-    assert slept == [True]
-    assert handle not in mpi_ops._handle_map
-
-
-def test_an_error_while_a_handle_sleeps_reaches_the_user_as_it_is(hvd: ModuleType) -> None:
-    def sleep() -> None:
-        raise TransportTimeout("bucket: not finished within 1 s")
-
-    handle = hvd.allreduce_async_(torch.ones(2), name="never")
-    with pytest.raises(TransportTimeout, match=r"^bucket: not finished within 1 s$"):
-        hvd.synchronize(SleepingHandle(handle, sleep))
-    assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
 
 
 # Functions: hvd.allreduce and hvd.grouped_allreduce.

@@ -10,7 +10,7 @@ import torch
 
 from .entry import Entry
 
-__all__ = ["ANCHOR", "RATES", "UPDATES", "ahead", "begins", "heed_changes", "rates"]
+__all__ = ["ANCHOR", "RATES", "UPDATES", "ahead", "begins", "heed_changes", "mean_momentum", "rates"]
 
 #: keys of a parameter's state: the updates since the ranks last agreed, their learning rates' sum, and the parameter
 #: as it was then, which is there only while ranks differ
@@ -41,3 +41,14 @@ def heed_changes(entry: Entry) -> None:
 def rates(entry: Entry) -> float:
     """The sum of learning rates, with this step's."""
     return entry.state[RATES] + entry.group["lr"]
+
+
+def mean_momentum(entry: Entry) -> torch.Tensor:
+    """The momentum that leads to all updates since the ranks last agreed, this step's too, at their learning rates.
+
+    What compression leaves out of it is good for any later learning rate; of updates at a large one, it would be too
+    much for a small one.
+    """
+    momentum, updates = ahead(entry)
+    lrs = rates(entry)
+    return updates * entry.denominator() / -lrs if lrs > 0 else momentum

@@ -13,7 +13,7 @@ from .engine import Engine
 from .entry import Entry
 from .freezing import FreezingOptimizer
 from .intervals import lengthen, moves_variance, new_intervals, synchronises
-from .local_steps import ANCHOR, RATES, UPDATES, ahead, begins, heed_changes, rates
+from .local_steps import ANCHOR, RATES, UPDATES, ahead, begins, heed_changes, mean_momentum, rates
 from .momentum import Params
 from .options import ZeroOneAdamOptions
 
@@ -28,8 +28,9 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
     `var_update_scaler` moves of the variance.
 
     Then the variance is frozen, ranks step by themselves, and every h-th step is a synchronisation: the ranks' sums
-    of updates are averaged compressed, and give parameters and momentum that are bitwise equal on all ranks. h
-    doubles after every `local_step_scaler` steps, up to `local_step_clipper`.
+    of updates are averaged compressed, and give parameters and momentum that are bitwise equal on all ranks. They
+    travel as the momentum that they stand for, so that a learning rate may change at any time. h doubles after every
+    `local_step_scaler` steps, up to `local_step_clipper`.
 
     Between synchronisations the ranks' parameters and momenta differ on purpose. What `state_dict` holds is then that
     of one rank, rank 0's in DeepSpeed's checkpoints, and a valid place to go on from; what differs is in `rank_state`.
@@ -136,9 +137,7 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
     # After it.
 
     def _synchronises(self, entries: Sequence[Entry]) -> bool:
-        """Whether this step ends with an exchange; where all learning rates were 0, there is nothing to exchange."""
-        due = any(synchronises(entry.state) for entry in entries)
-        return due and any(rates(entry) > 0 for entry in entries)
+        return any(synchronises(entry.state) for entry in entries)
 
     def _update_alone(self, entries: Sequence[Entry]) -> bool:
         finite = all(kernels.all_finite(entry.grad) for entry in entries)
@@ -158,23 +157,19 @@ class ZeroOneAdam(FreezingOptimizer, FusedAdam):
     def _synchronise(self, entries: Sequence[Entry]) -> bool:
         for entry in entries:
             heed_changes(entry)
-        drafts = [ahead(entry) for entry in entries]
-        values = [updates * entry.denominator() for entry, (_, updates) in zip(entries, drafts, strict=True)]
-        means = self._average(entries, values)
+        means = self._average(entries, [mean_momentum(entry) for entry in entries])
         if means is None:
             return False
-        for entry, (momentum, _), mean in zip(entries, drafts, means, strict=True):
-            self._agree(entry, momentum, mean)
+        for entry, mean in zip(entries, means, strict=True):
+            self._agree(entry, mean)
         return True
 
-    def _agree(self, entry: Entry, momentum: torch.Tensor, mean: torch.Tensor) -> None:
-        """Go from where the ranks last agreed by the mean of their updates."""
-        state, lrs = entry.state, rates(entry)
-        step = entry.mask(mean / entry.denominator(), untouched=True)
+    def _agree(self, entry: Entry, momentum: torch.Tensor) -> None:
+        """Go from where the ranks last agreed by the updates that the mean momentum stands for."""
+        state = entry.state
+        step = entry.mask(momentum * -rates(entry) / entry.denominator(), untouched=True)
         entry.param.copy_(state.pop(ANCHOR, entry.param) + step)
-        entry.momentum.copy_(mean / -lrs if lrs > 0 else momentum)
-        if lrs == 0:
-            state[ANCHOR] = entry.param.clone()  # the momentum is still of this rank alone
+        entry.momentum.copy_(momentum)
         state[UPDATES].zero_()
         state[RATES] = 0.0
 

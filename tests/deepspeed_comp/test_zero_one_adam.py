@@ -7,33 +7,14 @@ from typing import Any
 import pytest
 import torch
 from gradwire import ConfigError
-from gradwire.backends import LocalTransport, Transport, run_ranks
+from gradwire.backends import LocalTransport, run_ranks
 from gradwire.deepspeed_comp.zero_one_adam import ZeroOneAdam
 
-from ..support.momentum import SHAPES, Gradients, Rank, assert_replicas, half, poisoned, seeded
+from ..support.momentum import SHAPES, Rank, assert_replicas, half, poisoned, seeded
 from ..support.reducing import bits, gradient
+from .zero_one import FREEZE, LONELY, OPTIONS, SYNCHRONISED, trained
 
 pytestmark = pytest.mark.usefixtures("_local_groups")
-
-FREEZE = 5
-#: the variance moves at steps 1, 2, 4; the interval between synchronisations doubles after two frozen steps
-OPTIONS: dict[str, Any] = {
-    "lr": 1e-2,
-    "eps": 1e-3,
-    "var_freeze_step": FREEZE,
-    "var_update_scaler": 2,
-    "local_step_scaler": 2,
-    "local_step_clipper": 4,
-}
-#: by number of steps taken: steps that end with an exchange of updates, and the first one after the last such
-SYNCHRONISED, LONELY = [6, 7, 8, 12, 16, 20], [9, 10, 11, 13, 14, 15, 17, 18, 19]
-
-
-def trained(transport: Transport, steps: int, gradients: Gradients = seeded, **options: Any) -> Rank:
-    rank = Rank(transport, ZeroOneAdam, **(OPTIONS | options))
-    rank.train(gradients, range(steps))
-    return rank
-
 
 # When ranks agree.
 
@@ -185,52 +166,7 @@ def test_a_mask_keeps_averages_at_zero(flat: bool, legacy: bool, steps: int) -> 
     assert run_ranks(2, main) == [(True, True)] * 2
 
 
-# Learning rates of zero, and one rank alone.
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_a_learning_rate_of_zero_moves_no_parameter(legacy: bool) -> None:
-    """0.19.6 divided by the sum of learning rates: all parameters were NaN."""
-
-    def main(transport: LocalTransport) -> torch.Tensor:
-        return trained(transport, 13, lr=0.0, weight_decay=0.1, legacy=legacy).engine.module["weight"].detach()
-
-    for weight in run_ranks(2, main):
-        assert weight.isnan().all() if legacy else weight.equal(torch.ones(SHAPES["weight"]))
-
-
-@pytest.mark.parametrize("first", [8, 9, 11], ids=["from a synchronisation on", "between two", "just before one"])
-def test_a_learning_rate_may_be_zero_for_a_while(first: int) -> None:
-    """Nothing moves then, except by updates from before, at the first synchronisation."""
-    off, owed = range(first, 17), 12
-
-    def main(transport: LocalTransport) -> dict[str, bytes]:
-        rank = trained(transport, first)
-        for step in off:
-            rank.optimizer.param_groups[0]["lr"] = 0.0
-            before = rank.values()["weight"]
-            rank.train(seeded, [step])
-            assert (rank.values()["weight"] == before) != (step + 1 == owed and first != SYNCHRONISED[2])
-        rank.optimizer.param_groups[0]["lr"] = 1e-2
-        rank.train(seeded, range(off[-1] + 1, 20))
-        assert all(bool(parameter.isfinite().all()) for parameter in rank.engine.module.values())
-        return rank.values()
-
-    assert_replicas(run_ranks(2, main))
-
-
-def test_one_group_may_have_a_learning_rate_of_zero() -> None:
-    def main(transport: LocalTransport) -> bytes:
-        def groups(module: Any) -> list[dict[str, Any]]:
-            return [{"params": [module["weight"]], "lr": 0.0}, {"params": [module["bias"], module["row"]]}]
-
-        rank = Rank(transport, ZeroOneAdam, groups, **OPTIONS)
-        rank.train(seeded, range(20))
-        assert bits(rank.engine.module["weight"]) == bits(torch.ones(SHAPES["weight"]))
-        assert rank.state("weight")["exp_avg"].isfinite().all()
-        return bits(rank.engine.module["row"])
-
-    assert len(set(run_ranks(2, main))) == 1
+# One rank alone.
 
 
 @pytest.mark.parametrize("legacy", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,27 +11,15 @@ import torch
 from gradwire.backends import LocalTransport, Transport, run_ranks
 from gradwire.deepspeed_comp.zero_one_adam import ZeroOneAdam
 
-from ..support.momentum import SHAPES, Gradients, Rank, assert_replicas, resumed, seeded
+from ..support.momentum import SHAPES, Rank, assert_replicas, resumed, seeded
+from . import zero_one
 
 pytestmark = pytest.mark.usefixtures("_local_groups")
 
-#: synchronisations after steps 6, 7, 8, 12, 16; the variance moves at steps 1, 2, 4
-OPTIONS: dict[str, Any] = {
-    "lr": 1e-2,
-    "eps": 1e-3,
-    "weight_decay": 0.01,
-    "var_freeze_step": 5,
-    "var_update_scaler": 2,
-    "local_step_scaler": 2,
-    "local_step_clipper": 4,
-}
+OPTIONS: dict[str, Any] = zero_one.OPTIONS | {"weight_decay": 0.01}
+trained = partial(zero_one.trained, **OPTIONS)
+#: steps after which ranks agree, and differ
 FROZEN, BETWEEN = 8, 10
-
-
-def trained(transport: Transport, steps: int, gradients: Gradients = seeded, **options: Any) -> Rank:
-    rank = Rank(transport, ZeroOneAdam, **(OPTIONS | options))
-    rank.train(gradients, range(steps))
-    return rank
 
 
 def gone_on(transport: Transport, one: Rank, first: int, then: int, **options: Any) -> Rank:

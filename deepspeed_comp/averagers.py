@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 
 from ..backends import GradientReducer, Statistics, merge_states
+from ..backends.snapshot import parse
 from ..backends.statistics import merge
 from ..compressors import Compressor, TensorMeta, kernels
 from ..compressors.errors import ConfigError, UsageError
@@ -57,11 +58,13 @@ class Fused(Averager):
     Args:
         compressor: for every tensor.
         name: prefix of the collectives' names.
+        find: the parameter of a name, also one that takes no part any more.
     """
 
-    def __init__(self, compressor: Compressor, name: str) -> None:
+    def __init__(self, compressor: Compressor, name: str, find: Callable[[str], torch.Tensor | None]) -> None:
         self._compressor = compressor
         self._name = name
+        self._find = find
         self._reducers: dict[str, GradientReducer] = {}
         self._restored: dict[str, Any] = {}
 
@@ -96,11 +99,22 @@ class Fused(Averager):
             name = f"{self._name}.{scope.key}"
             reducer = GradientReducer(self._compressor, scope.transport, name=name, timeout=TIMEOUT)
             self._reducers[scope.key] = reducer
-        if unknown := [entry for entry in entries if entry.name not in reducer.names]:
-            reducer.register([_meta(entry) for entry in unknown])
-        if scope.key in self._restored:
-            reducer.load_state_dict(self._restored.pop(scope.key))
+        state = self._restored.pop(scope.key, None)
+        names = dict.fromkeys([*(parse(state).shapes if state else ()), *(entry.name for entry in entries)])
+        if unknown := self._metas(names.keys() - reducer.names, names):
+            reducer.register(unknown)
+        if state is not None:
+            reducer.load_state_dict(state)
         return reducer
+
+    def _metas(self, unknown: Set[str], order: Iterable[str]) -> list[TensorMeta]:
+        """In the order in which they were registered before a checkpoint: buckets must be the same."""
+        params = [(name, self._find(name)) for name in order if name in unknown]
+        return [
+            TensorMeta(name=name, shape=tuple(param.shape), dtype=param.dtype)
+            for name, param in params
+            if param is not None
+        ]
 
 
 class PerTensor(Averager):
@@ -156,7 +170,3 @@ def _by_scope(
     for entry, value in zip(entries, values, strict=True):
         scopes.setdefault(entry.scope, []).append((entry, value))
     return scopes
-
-
-def _meta(entry: Entry) -> TensorMeta:
-    return TensorMeta(name=entry.name, shape=tuple(entry.param.shape), dtype=entry.param.dtype)

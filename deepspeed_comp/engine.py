@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ __all__ = [
     "Engine",
     "Scope",
     "Scopes",
-    "check_experts",
     "find_engine",
     "loss_scale_fault",
     "parameter_names",
@@ -111,12 +110,15 @@ class Scopes:
         engine: its groups exist.
         backend: `comm_backend_name`.
         cuda_aware: for MPI.
-        facts: what all ranks must have been told alike; compared when the first scope is asked for. Empty where a
-            rank without gradients may stay away, as in the old optimizers.
+        facts: gives what all ranks must have been told alike; compared when the first scope is asked for. Nothing
+            where a rank without gradients may stay away, as in the old optimizers.
     """
 
-    def __init__(self, engine: Engine, backend: str, cuda_aware: bool, facts: Sequence[str] = ()) -> None:
+    def __init__(
+        self, engine: Engine, backend: str, cuda_aware: bool, facts: Callable[[], Sequence[str]] = tuple
+    ) -> None:
         self._facts = facts
+        self._agreed = False
         self._engine = engine
         self._backend = backend
         self._cuda_aware = cuda_aware
@@ -133,9 +135,10 @@ class Scopes:
         Raises:
             MismatchError: at the first call, which all ranks make together: they were told different things.
         """
-        if self._facts:
-            facts, self._facts = self._facts, ()
-            agree(facts, self.dense.transport, "gradwire.options", AGREEMENT_SECONDS)
+        if not self._agreed:
+            self._agreed = True
+            if facts := self._facts():
+                agree(facts, self.dense.transport, "gradwire.options", AGREEMENT_SECONDS)
         return self._get(str(group["name"]) if group.get("moe") else DENSE)
 
     def _get(self, key: str) -> Scope:
@@ -211,21 +214,6 @@ def refuse_unsuitable(engine: Engine, optimizer: str) -> None:
             f"optimizer.legacy_fusion is true, which hands gradients over in a way that {optimizer} never took: "
             "leave the key out"
         )
-
-
-def check_experts(groups: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse groups whose parameters have different ranks to be averaged over.
-
-    Raises:
-        ConfigError: experts are in a group that is not marked as theirs.
-    """
-    for number, group in enumerate(groups):
-        if not group.get("moe") and any(getattr(param, "allreduce", True) is False for param in group["params"]):
-            raise ConfigError(
-                f"parameter group {number} holds experts and is not marked as a group of experts, so their momenta "
-                "would be averaged over the wrong ranks: make groups by "
-                "deepspeed.moe.utils.split_params_into_different_moe_groups_for_optimizer"
-            )
 
 
 def loss_scale_fault(engine: Engine) -> str | None:

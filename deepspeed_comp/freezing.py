@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ..compressors.errors import UsageError
 from .entry import Entry
 from .momentum import MomentumOptimizer
 
@@ -29,6 +31,29 @@ class FreezingOptimizer(MomentumOptimizer):
     def frozen(self, value: bool) -> None:
         self._frozen = value
         self.reduced = not value
+
+    def _always_moves(self, group: Mapping[str, Any]) -> bool:
+        """Whether a group's variance is never frozen."""
+        return False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. Raises UsageError if the variance is frozen, and ConfigError as the constructor does."""
+        if not self.legacy:
+            self._refuse_late(f"parameter group {len(self.param_groups)}", param_group)
+        super().add_param_group(param_group)
+
+    def _admit(self, new: Sequence[Entry]) -> None:
+        for entry in [] if self.legacy else new:
+            self._refuse_late(f"parameter {entry.name!r}", entry.group)
+        super()._admit(new)
+
+    def _refuse_late(self, what: str, group: Mapping[str, Any]) -> None:
+        """What comes after the freeze would never move: its variance is 0, and stays so."""
+        if self.frozen and not self._always_moves(group):
+            raise UsageError(
+                f"{what} comes after the variance was frozen at step {self.freeze_step}, and would never move: add or "
+                f"unfreeze it before that, with a larger freeze step, or go on with a new {type(self).__name__}"
+            )
 
     def _settle(self, entries: Sequence[Entry]) -> None:
         # parameters may have been added later; what is loaded goes by the oldest as well

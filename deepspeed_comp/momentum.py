@@ -1,40 +1,29 @@
-"""What the 1-bit optimizers share: the order of a step, the engine's flag, first calls and what a load restores."""
+"""What the 1-bit optimizers share: the order of a step, first calls and what a load restores."""
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from ..backends import Statistics
-from ..backends.announce import announce
 from ..backends.statistics import merge
 from ..compressors import Compressor, NoCompression, OneBit, SizePolicy
-from ..compressors.errors import UnsupportedError, UsageError
+from ..compressors.errors import UnsupportedError
 from .averagers import TIMEOUT, Averager, Fused, PerTensor, merge_residuals
 from .checkpoint import follow
-from .engine import (
-    Engine,
-    Scopes,
-    check_experts,
-    find_engine,
-    loss_scale_fault,
-    parameter_names,
-    refuse_unsuitable,
-    set_backward_allreduce,
-)
+from .engine import Engine
+from .engine_optimizer import EngineOptimizer, Params
 from .entry import MASK, Entry
+from .groups import check_state
 from .options import MomentumOptions
 
-__all__ = ["MomentumOptimizer", "Params"]
-
-Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
+__all__ = ["MomentumOptimizer"]
 
 
-class MomentumOptimizer(torch.optim.Optimizer):
+class MomentumOptimizer(EngineOptimizer):
     """An optimizer that tells its DeepSpeed engine when to stop averaging gradients, and averages momenta instead.
 
     By default a step counts on all ranks or on none: where a gradient of some rank is not finite, no parameter, state
@@ -56,22 +45,16 @@ class MomentumOptimizer(torch.optim.Optimizer):
     compressor: ClassVar[Compressor] = SizePolicy(OneBit(), min_ndim=1)
     #: entries of a parameter's state that are of one rank alone; a load drops them
     local_state: ClassVar[tuple[str, ...]] = ("worker_error", "server_error")
+    #: entries that a loaded state must have
+    needed_state: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
 
     def __init__(self, params: Params, deepspeed: Engine | None, options: MomentumOptions) -> None:
-        torch.optim.Optimizer.__init__(self, params, options.group_defaults())
-        self.deepspeed: Engine | None = None
-        self.legacy = options.legacy
-        self._facts = () if options.legacy else (f"{type(self).__name__} {options!r}",)
-        self.comm_backend_name = options.comm_backend_name
-        self.cuda_aware = options.cuda_aware
+        EngineOptimizer.__init__(self, params, options)
         self.overflow = False
-        self._reduced = True
         self._initialised = False
-        self._names: dict[torch.Tensor, str] = {}
-        self._scopes: Scopes | None = None
-        self.averager: Averager = PerTensor() if options.legacy else Fused(self.compressor, type(self).__name__)
-        self.exact = Fused(NoCompression(), f"{type(self).__name__}.exact")
-        check_experts(self.param_groups)
+        name = type(self).__name__
+        self.averager: Averager = PerTensor() if options.legacy else Fused(self.compressor, name, self._find)
+        self.exact = Fused(NoCompression(), f"{name}.exact", self._find)
         self.meet(deepspeed)
 
     # What a subclass writes.
@@ -102,28 +85,9 @@ class MomentumOptimizer(torch.optim.Optimizer):
     # What a subclass uses.
 
     @property
-    def reduced(self) -> bool:
-        """Whether the engine averages gradients after backward, so that the next step gets equal ones on all ranks."""
-        return self._reduced
-
-    @reduced.setter
-    def reduced(self, value: bool) -> None:
-        self._reduced = value
-        if self.deepspeed is not None:
-            set_backward_allreduce(self.deepspeed, value)
-
-    @property
     def statistics(self) -> Statistics:
         """What this rank sent besides the engine's own averages of gradients. UsageError with `legacy`: not counted."""
         return merge([self.averager.statistics, self.exact.statistics])
-
-    @property
-    def using_pipeline(self) -> bool:
-        return hasattr(self.deepspeed, "pipeline_enable_backward_allreduce")
-
-    def _announce(self, line: str) -> None:
-        if self.deepspeed is not None and self.deepspeed.global_rank == 0:
-            announce(f"{type(self).__name__}: {line}")
 
     def _average_momenta(self, entries: Sequence[Entry]) -> bool:
         """Replace momenta by the mean of all ranks' next momenta; False, and nothing has moved, if not finite.
@@ -172,8 +136,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
 
     def _advance(self, entries: Sequence[Entry]) -> None:
         new = [entry for entry in entries if not entry.state]
-        for entry in new:
-            entry.state.update(self._new_state(entry.param))
+        self._admit(new)
         if self.legacy and not self._initialised:
             for entry in entries:
                 entry.count()
@@ -185,6 +148,11 @@ class MomentumOptimizer(torch.optim.Optimizer):
                 for entry in entries:
                     entry.count()
                 self._settle(entries)
+
+    def _admit(self, new: Sequence[Entry]) -> None:
+        """Make states for parameters that take part for the first time."""
+        for entry in new:
+            entry.state.update(self._new_state(entry.param))
 
     def _is_promising(self, entries: Sequence[Entry]) -> bool:
         """False if all ranks know already that the step must not count.
@@ -224,53 +192,22 @@ class MomentumOptimizer(torch.optim.Optimizer):
             grad = grad * scope.factor
         return Entry(name, group, param, grad, self.state[param], scope)
 
-    # The engine.
+    # What is saved and loaded.
 
-    def meet(self, engine: Engine | None = None) -> None:
-        """Make the engine's acquaintance, as soon as there is one; None to look for it among the callers.
-
-        Raises:
-            ConfigError: its configuration excludes this optimizer.
-            UsageError: it is another engine than before.
-        """
-        if self.deepspeed is not None:
-            if engine not in (None, self.deepspeed):
-                raise UsageError(f"this {type(self).__name__} works for an engine already: make one for each engine")
-            return
-        engine = find_engine() if engine is None else engine
-        if engine is None:
-            return
-        refuse_unsuitable(engine, type(self).__name__)
-        self.deepspeed = engine
-        self._scopes = Scopes(engine, self.comm_backend_name, self.cuda_aware, self._facts)
+    def _met(self, engine: Engine) -> None:
         if not self.legacy:
             follow(engine, type(self).__name__, self)
-        if not self.reduced:
-            set_backward_allreduce(engine, False)
-        fault = loss_scale_fault(engine)
-        if fault is not None and engine.global_rank == 0:
-            warnings.warn(fault, stacklevel=3)
-
-    @property
-    def _known_scopes(self) -> Scopes:
-        if self._scopes is None:
-            raise UsageError(
-                f"{type(self).__name__} works for a DeepSpeed engine, and none was found: hand the optimizer to "
-                "deepspeed.initialize(optimizer=...), or name it in ds.json"
-            )
-        return self._scopes
-
-    def _name(self, param: torch.Tensor) -> str:
-        if param not in self._names and self.deepspeed is not None:
-            self._names = parameter_names(self.deepspeed, self.param_groups)
-        return self._names[param]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave, or DeepSpeed's own class of this name did. Masks stay the script's own.
 
         What compression left out before is dropped; `load_rank_state` brings it back.
+
+        Raises:
+            ConfigError: it is of another optimizer or another model; nothing has changed.
         """
         self.meet()
+        check_state(state_dict, self.param_groups, self.needed_state)
         groups = [dict(group) for group in state_dict["param_groups"]]
         for loaded, own in zip(groups, self.param_groups, strict=False):
             loaded.pop(MASK, None)

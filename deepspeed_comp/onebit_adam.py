@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepspeed.ops.adam import FusedAdam
 
 from .engine import Engine
+from .engine_optimizer import Params
 from .entry import Entry
 from .freezing import FreezingOptimizer
-from .momentum import Params
+from .groups import ALWAYS_MOVES
 from .options import OneBitAdamOptions
 
 __all__ = ["OneBitAdam", "OnebitAdam"]
@@ -47,9 +48,12 @@ class OneBitAdam(FreezingOptimizer, FusedAdam):
     def adam_freeze_key(self, value: bool) -> None:
         self.frozen = value
 
+    def _always_moves(self, group: Mapping[str, Any]) -> bool:
+        return group.get(ALWAYS_MOVES) is True
+
     def _update(self, entries: Sequence[Entry]) -> bool:
-        moving = [entry for entry in entries if not self.frozen or _never_freezes(entry)]
-        resting = [entry for entry in entries if self.frozen and not _never_freezes(entry)]
+        moving = [entry for entry in entries if not self.frozen or self._always_moves(entry.group)]
+        resting = [entry for entry in entries if self.frozen and not self._always_moves(entry.group)]
         if self.frozen and moving and not self._average_gradients(moving):
             return False
         if resting and not self._average_momenta(resting):
@@ -62,8 +66,8 @@ class OneBitAdam(FreezingOptimizer, FusedAdam):
 
     def _initialise(self, entries: Sequence[Entry]) -> None:
         """Averages the momenta as they are, which are zero unless they were loaded, and forgets most errors."""
-        moving = [entry for entry in entries if _never_freezes(entry)]
-        resting = [entry for entry in entries if not _never_freezes(entry)]
+        moving = [entry for entry in entries if self._always_moves(entry.group)]
+        resting = [entry for entry in entries if not self._always_moves(entry.group)]
         self._average_gradients(moving)
         for entry in moving:
             entry.accumulate()
@@ -74,10 +78,6 @@ class OneBitAdam(FreezingOptimizer, FusedAdam):
             for key in self.local_state:
                 self.state[group["params"][-1]].pop(key, None)
         self._frozen = False
-
-
-def _never_freezes(entry: Entry) -> bool:
-    return entry.group.get("non_freeze") is True
 
 
 OnebitAdam = OneBitAdam

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from .engine import Engine
+from .engine_optimizer import Params
 from .entry import Entry
 from .freezing import FreezingOptimizer
-from .momentum import Params
 from .options import OneBitLambOptions
 from .scaled import SCALE, OneBuffer, ScaledFused, choose_scales
 
@@ -40,6 +40,8 @@ class OneBitLamb(FreezingOptimizer):
             this optimizer.
     """
 
+    needed_state = (*FreezingOptimizer.needed_state, FRESH, FROZEN, FACTOR)
+
     def __init__(self, params: Params, deepspeed: Engine | None = None, **options: Any) -> None:
         chosen = OneBitLambOptions.read(options)
         self.freeze_step = chosen.freeze_step
@@ -48,7 +50,7 @@ class OneBitLamb(FreezingOptimizer):
         self.factor_threshold = chosen.factor_threshold
         self.lamb_coeffs: list[float] = []
         super().__init__(params, deepspeed, chosen)
-        self._scaled = OneBuffer() if self.legacy else ScaledFused(self.compressor, type(self).__name__)
+        self._scaled = OneBuffer() if self.legacy else ScaledFused(self.compressor, type(self).__name__, self._find)
         self.averager = self._scaled
         for group in self.param_groups:
             group["params"] = [param for param in group["params"] if param.numel() > 0]

@@ -10,11 +10,11 @@ from deepspeed.ops.adam import FusedAdam
 
 from ..compressors import kernels
 from .engine import Engine
+from .engine_optimizer import Params
 from .entry import Entry
 from .freezing import FreezingOptimizer
 from .intervals import lengthen, moves_variance, new_intervals, synchronises
 from .local_steps import ANCHOR, RATES, UPDATES, ahead, begins, heed_changes, mean_momentum, rates
-from .momentum import Params
 from .options import ZeroOneAdamOptions
 
 __all__ = ["ZeroOneAdam"]

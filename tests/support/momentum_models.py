@@ -192,8 +192,9 @@ class ZeroOne:
 
     def synchronise(self, name: str) -> None:
         denominator = (np.sqrt(self.v[name]) + self.eps).astype(np.float32)
-        mean = self.after(name, [(sums[name] * denominator).astype(np.float32) for sums in self.sums])
+        momenta = [-sums[name] * denominator / self.rates for sums in self.sums]
+        mean = self.after(name, [momentum.astype(np.float32) for momentum in momenta])
         for rank, params in enumerate(self.params):
-            params[name] = params[name] - self.sums[rank][name] + mean / denominator
-            self.m[rank][name] = -mean / np.float32(self.rates)
+            params[name] = params[name] - self.sums[rank][name] - self.rates * mean / denominator
+            self.m[rank][name] = mean
             self.sums[rank][name] = np.zeros_like(mean)

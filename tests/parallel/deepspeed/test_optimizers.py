@@ -166,6 +166,24 @@ def test_a_loss_that_is_not_finite_on_one_rank(optimizer: str, at: int, dtype: s
     assert_replicas(model)
 
 
+@pytest.mark.parametrize("at", [1, FREEZE + 2], ids=["before the freeze", "after it"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_finite_gradient_of_infinite_norm_on_one_rank(optimizer: str, at: int) -> None:
+    """DeepSpeed's wrapper would skip the step on that rank alone, and the others would wait for it."""
+    engine, model = made(optimizer, "bf16")
+    for number in range(at):
+        step(engine, number)
+    before = parameters(model)
+    engine.backward(loss_of(engine, at) * (1e30 if dist.get_rank() == 1 else 1.0))
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters() if parameter.grad is not None)
+    engine.step()
+    assert parameters(model) == before
+    assert engine.skipped_steps == 1
+    for number in range(at + 1, 12):  # ZeroOneAdam's ranks are equal again after a synchronisation
+        step(engine, number)
+    assert_replicas(model)
+
+
 # What is said, and refused.
 
 

@@ -12,12 +12,16 @@ __all__ = ["BucketAccount"]
 class BucketAccount:
     """Adds up calls to steps.
 
+    Args:
+        compared_bytes: what every call sends before its bucket.
+
     Attributes:
         steps: steps that were committed.
         skipped: steps that were rolled back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compared_bytes: int) -> None:
+        self._compared_bytes = compared_bytes
         self.steps = 0
         self.skipped = 0
         self._open: StepStatistics | None = None
@@ -26,7 +30,8 @@ class BucketAccount:
 
     def add(self, per_call: StepStatistics, codec_seconds: float, wait_seconds: float) -> None:
         """A call was made."""
-        call = replace(per_call, codec_seconds=codec_seconds, wait_seconds=wait_seconds)
+        sent = per_call.sent_bytes + self._compared_bytes
+        call = replace(per_call, sent_bytes=sent, codec_seconds=codec_seconds, wait_seconds=wait_seconds)
         self._open = call if self._open is None else self._open + call
 
     def end(self, *, applied: bool) -> None:

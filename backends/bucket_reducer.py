@@ -16,6 +16,7 @@ from ..compressors.errors import ConfigError, TransportError, UsageError
 from ..compressors.memory import RESIDUAL
 from .bucket_account import BucketAccount
 from .bucket_call import BucketCall
+from .call_agreement import CallAgreement, Turn
 from .exchange import Clock
 from .flat_plan import FlatPlan, Request
 from .flat_plans import FlatPlans
@@ -28,9 +29,6 @@ from .transport import Transport
 
 __all__ = ["BucketReducer"]
 
-#: dtypes of flat buckets
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
 
 class BucketReducer:
     """Takes a flat bucket and gives its mean over the ranks, in one call. Every method may be called by any thread.
@@ -39,7 +37,7 @@ class BucketReducer:
     buckets may be made up otherwise in every step. A call whose bucket is finite on every rank moves them at once;
     a later call sees them. `commit` ends a step and keeps them; `rollback` ends it as if it had not been. Where
     some rank's bucket is not finite, the result is NaN on all of them and nothing moves.
-    What is new about a bucket is compared over the ranks when it first comes (one small collective).
+    Every call begins with one small collective, by which ranks that ask for different things find out.
     After a failed collective a reducer takes no further call.
 
     Args:
@@ -72,14 +70,15 @@ class BucketReducer:
         self._seed = seed
         self._lock = threading.RLock()
         facts = [f"gradwire {__version__}", f"compressor {self.compressor!r}", f"exchange={exchange} seed={seed}"]
-        self._plans = FlatPlans(self.compressor, transport, exchange, prefix=name, facts=facts, timeout=timeout)
+        self._plans = FlatPlans(self.compressor, transport, exchange, prefix=name, facts=facts)
+        self._agreement = CallAgreement(self._plans, transport, prefix=name, facts=facts, timeout=timeout)
         self._workers = Ledger()
         self._servers = Ledger()
         #: calls that moved residuals, and how many of them are committed
         self._calls = 0
         self._committed_calls = 0
         self._broken: TransportError | None = None
-        self._account = BucketAccount()
+        self._account = BucketAccount(self._agreement.sent_bytes)
 
     # Calls.
 
@@ -89,7 +88,7 @@ class BucketReducer:
         Args:
             flat: 1-D, contiguous; fp32, fp16 or bf16; of the same length on all ranks.
             parts: which tensors lie where in it. What lies in between is padding, and becomes zero.
-            scale: what the mean is multiplied with.
+            scale: what the mean is multiplied with; equal on all ranks.
             exact: do not compress, and leave residuals alone: a plain sum, which passes NaN and inf on where
                 they are. Sums of 16-bit values are formed in the dtype, of values that were divided before.
 
@@ -98,8 +97,7 @@ class BucketReducer:
             MismatchError, PeerError, TransportError: the call failed; residuals are as they were before it.
         """
         with self._lock:
-            plan = self._plan(Request(tuple(parts), flat.numel(), flat.dtype, None, exact), flat)
-            self._reduce(plan, flat, flat, scale)
+            self._call(Request(tuple(parts), flat.numel(), flat.dtype, None, exact), flat, flat, scale)
 
     def reduce_scatter(
         self,
@@ -126,9 +124,7 @@ class BucketReducer:
             As `all_reduce`.
         """
         with self._lock:
-            plan = self._plan(Request(tuple(parts), flat.numel(), flat.dtype, tuple(bounds), exact), flat)
-            _check_vector("out", out, plan.given[1] - plan.given[0])
-            self._reduce(plan, flat, out, scale)
+            self._call(Request(tuple(parts), flat.numel(), flat.dtype, tuple(bounds), exact), flat, out, scale)
 
     # Between calls.
 
@@ -232,23 +228,19 @@ class BucketReducer:
 
     # Inside a call.
 
-    def _plan(self, request: Request, flat: torch.Tensor) -> FlatPlan:
-        _check_vector("flat", flat, flat.numel())
+    def _call(self, request: Request, flat: torch.Tensor, out: torch.Tensor, scale: float) -> None:
         if self._broken is not None:
             raise TransportError(
                 f"this reducer takes no further call, because ranks may have parted when a collective failed "
                 f"({self._broken}): make a new one on every rank, from the last checkpoint"
             ) from self._broken
         with self._breaking():
-            return self._plans.get(request, self._calls)
+            plan, waited = self._agreement.agree(request, Turn(self.step, self._calls, float(scale)), flat, out)
+        codec, wait = self._sum(plan, flat, scale) if plan.summed else self._exchange(plan, flat, out, scale)
+        self._account.add(plan.per_call, codec, waited + wait)
 
-    def _reduce(self, plan: FlatPlan, flat: torch.Tensor, out: torch.Tensor, scale: float) -> None:
-        if plan.summed:
-            self._sum(plan, flat, scale)
-        else:
-            self._exchange(plan, flat, out, scale)
-
-    def _exchange(self, plan: FlatPlan, flat: torch.Tensor, out: torch.Tensor, scale: float) -> None:
+    def _exchange(self, plan: FlatPlan, flat: torch.Tensor, out: torch.Tensor, scale: float) -> tuple[float, float]:
+        """The seconds that codecs took, and those of waiting."""
         clock = Clock(self._calls, self.transport.rank, self._seed)
         call = BucketCall(plan, flat, self.compressor, clock, ordered=self.transport.ordered)
         call.load(self._workers, self._servers)
@@ -260,9 +252,9 @@ class BucketReducer:
             self._calls += 1
         else:
             out.fill_(float("nan"))
-        self._account.add(plan.per_call, *call.seconds())
+        return call.seconds()
 
-    def _sum(self, plan: FlatPlan, flat: torch.Tensor, scale: float) -> None:
+    def _sum(self, plan: FlatPlan, flat: torch.Tensor, scale: float) -> tuple[float, float]:
         world_size = self.transport.world_size
         divisor = 1 if flat.dtype == torch.float32 else 1 << (world_size - 1).bit_length()  # 16 bits overflow early
         if divisor > 1:
@@ -274,7 +266,7 @@ class BucketReducer:
         flat.mul_(scale * divisor / world_size)
         for start, stop in plan.blanks:
             flat[start:stop].zero_()
-        self._account.add(plan.per_call, 0.0, wait)
+        return 0.0, wait
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -284,11 +276,3 @@ class BucketReducer:
         except TransportError as error:
             self._broken = error
             raise
-
-
-def _check_vector(what: str, tensor: torch.Tensor, numel: int) -> None:
-    if tensor.dtype not in DTYPES or tensor.shape != (numel,) or not tensor.is_contiguous():
-        raise UsageError(
-            f"{what} is {tensor.dtype} {tuple(tensor.shape)}, expected a contiguous vector of {numel} elements: "
-            "float32, float16 or bfloat16"
-        )

@@ -39,11 +39,16 @@ class Request(NamedTuple):
         """Bytes of the gradients, without padding."""
         return sum(part.numel for part in self.parts) * self.dtype.itemsize
 
-    def lines(self) -> list[str]:
-        """For the fingerprint."""
+    def head(self) -> str:
+        """All in one line."""
         what = "all_reduce" if self.bounds is None else f"reduce_scatter at {list(self.bounds)}"
-        head = f"{what}: {self.numel} {self.dtype}{', exact' if self.exact else ''}"
-        return [head, *(f"part {part.name}: {tuple(part.shape)} {part[2:]}" for part in self.parts)]
+        names = [part.name for part in self.parts]
+        parts = f"{len(names)} parts from {names[0]!r} to {names[-1]!r}" if names else "nothing but padding"
+        return f"{what}: {self.numel} {self.dtype}{', exact' if self.exact else ''}, {parts}"
+
+    def lines(self) -> list[str]:
+        """What ranks compare."""
+        return [self.head(), *(f"part {part.name}: {tuple(part.shape)} {part[2:]}" for part in self.parts)]
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class FlatPlan:
 
     Attributes:
         request: what was asked for.
+        digest: of the request and of what all requests of the reducer have in common.
         name: prefix of its collectives' names.
         exchanges: what carries it; none where the bucket is summed as it is, or has no elements.
         summed: the bucket is summed as it is.
@@ -62,6 +68,7 @@ class FlatPlan:
     """
 
     request: Request
+    digest: bytes
     name: str
     exchanges: Sequence[Exchange]
     summed: bool

@@ -1,4 +1,4 @@
-"""How the ranks combine a flat bucket: decided, and agreed by all of them, when such a bucket comes first."""
+"""How the ranks combine a flat bucket: decided by each of them from what all know, when such a bucket comes first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 from ..compressors import Compressor, NoCompression
 from ..compressors.errors import UsageError
 from .exchange import Exchange
-from .fingerprint import agree
+from .fingerprint import digest_of
 from .flat_plan import FlatPlan, Request
 from .parts import Part, check_parts, cut_at, gaps
 from .plan import MAX_SLOTS, Bucket, Lane, Planner, Slot
@@ -35,7 +35,6 @@ class FlatPlans:
         exchange: one of `plan.EXCHANGES`, for all-reduced buckets.
         prefix: of all collectives' names.
         facts: lines that must be equal on all ranks.
-        timeout: seconds that a collective may take.
     """
 
     def __init__(
@@ -46,31 +45,34 @@ class FlatPlans:
         *,
         prefix: str,
         facts: Sequence[str],
-        timeout: float,
     ) -> None:
         self._planner = Planner(compressor, transport, exchange, bucket_bytes=1 << 62)
         self._exact = Planner(NoCompression(), transport, "gather", bucket_bytes=1 << 62)
         self._transport = transport
         self._prefix = prefix
         self._facts = list(facts)
-        self._timeout = timeout
-        self._made = 0
+        #: plans that were kept so far
+        self._count = 0
         self._plans: dict[Request, FlatPlan] = {}
         #: the shape of every tensor that has come so far
         self.shapes: dict[str, tuple[int, ...]] = {}
 
-    def get(self, request: Request, step: int) -> FlatPlan:
-        """The plan for a request; a collective operation where it is a new one.
+    def find(self, request: Request) -> FlatPlan:
+        """The plan for a request. A new one is not kept, for other ranks may ask for something else.
 
         Raises:
             UsageError: the parts or bounds do not fit each other, the bucket, or what has come before.
-            MismatchError: ranks ask for different things; raised on every rank, with the first difference.
         """
-        plan = self._plans.pop(request, None) or self._make(request, step)
-        self._plans[request] = plan  # the one used last is the last to be forgotten
+        return self._plans.get(request) or self._make(request)
+
+    def keep(self, plan: FlatPlan) -> None:
+        """All ranks ask for this plan: it is the last one to be forgotten now."""
+        if self._plans.pop(plan.request, None) is None:
+            self._count += 1
+            self.shapes |= {part.name: tuple(part.shape) for part in plan.request.parts if part.numel}
+        self._plans[plan.request] = plan
         if len(self._plans) > LIMIT:
             del self._plans[next(iter(self._plans))]
-        return plan
 
     def statistics(self) -> Statistics:
         """An account with the buckets and tensors of the plans that are kept, and nothing sent yet."""
@@ -83,18 +85,17 @@ class FlatPlans:
             error_feedback=any(slot.codec.elementwise_state for slot in slots.values()),
         )
 
-    def _make(self, request: Request, step: int) -> FlatPlan:
+    def _make(self, request: Request) -> FlatPlan:
         parts = self._checked(request)
-        name = f"{self._prefix}.{self._made}"
-        digest = self._agree([*self._facts, f"step {step}", *request.lines()], name)
-        self._made += 1
-        self.shapes |= {part.name: tuple(part.shape) for part in parts}
+        name = f"{self._prefix}.{self._count}"
+        digest = digest_of([*self._facts, *request.lines()])
         owned = [(0, part) for part in parts] if request.bounds is None else cut_at(parts, request.bounds)
         low, high = (0, request.numel) if request.bounds is None else request.bounds[self._transport.rank :][:2]
         summed = self._is_summed(request)
         exchanges, places = ([], []) if summed else self._exchanges(request, owned, name, digest)
         return FlatPlan(
             request=request,
+            digest=digest,
             name=name,
             exchanges=exchanges,
             summed=summed,
@@ -113,11 +114,6 @@ class FlatPlans:
         if request.bounds is not None:
             _check_bounds(request.bounds, request.numel, self._transport.world_size)
         return parts
-
-    def _agree(self, lines: Sequence[str], name: str) -> bytes:
-        if self._transport.world_size == 1:
-            return bytes(32)
-        return agree(lines, self._transport, name, self._timeout)
 
     def _is_summed(self, request: Request) -> bool:
         alone, scattered = self._transport.world_size == 1, request.bounds is not None

@@ -54,7 +54,8 @@ class StepStatistics:
     Attributes:
         raw_bytes: what a rank would send in a ring all-reduce of the gradients in their own dtype.
         fp16_bytes: the same in 16 bits per element.
-        sent_bytes: what this rank sent, headers, scales and indices included; an all-reduce counts as a ring.
+        sent_bytes: what this rank sent, headers, scales, indices and what was compared before a flat bucket
+            included; an all-reduce counts as a ring.
         codec_seconds: time spent encoding and decoding.
         wait_seconds: time spent waiting for other ranks and the network.
     """

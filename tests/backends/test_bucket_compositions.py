@@ -148,7 +148,7 @@ def test_a_tensor_that_stays_away_keeps_its_residual() -> None:
     run_ranks(3, rank_main)
 
 
-def test_plans_that_come_again_are_not_agreed_upon_again_and_old_ones_are_forgotten(
+def test_plans_that_come_again_are_not_made_again_and_old_ones_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gradwire.backends.flat_plans.LIMIT", 2)

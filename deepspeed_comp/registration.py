@@ -7,6 +7,7 @@ is wrapped, once, for the block, and so that an optimizer which a script has mad
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from ._host import config, engine, has_module
 from .backends import CompressedBackend, MpiBackend, NcclBackend
-from .gradients import attach
+from .gradients import attach, comparing_models
 from .gradients.refusals import LOCO
 from .momentum import MomentumOptimizer
 from .old_paths import add_module, add_package
@@ -91,7 +92,8 @@ def _obey_block() -> None:
 def _obeying(constructor: Callable[..., None]) -> Callable[..., None]:
     @wraps(constructor)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        constructor(self, *args, **kwargs)
+        with _comparing(self, kwargs.get("config_class")):
+            constructor(self, *args, **kwargs)
         optimizer = getattr(self, "basic_optimizer", None)
         if isinstance(optimizer, MomentumOptimizer):
             optimizer.meet(self)  # it was made before its engine, unless ds.json names it
@@ -100,6 +102,14 @@ def _obeying(constructor: Callable[..., None]) -> Callable[..., None]:
             _attach(self, GradientCompression.read(block))
 
     return wrapped
+
+
+def _comparing(host: object, settings: Any) -> AbstractContextManager[None]:
+    """With a block, differences between ranks show before DeepSpeed trips over them."""
+    block = getattr(settings, "_param_dict", {}).get(BLOCK)
+    if block is None:
+        return nullcontext()
+    return comparing_models(host, GradientCompression.read(block).timeout)
 
 
 def _attach(host: object, settings: GradientCompression) -> None:

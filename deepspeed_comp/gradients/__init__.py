@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .attach import attach, attachment_of, detach
 from .attachment import Attachment
+from .comparing import comparing_models
 
-__all__ = ["Attachment", "attach", "attachment_of", "detach"]
+__all__ = ["Attachment", "attach", "attachment_of", "comparing_models", "detach"]

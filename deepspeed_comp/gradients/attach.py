@@ -8,24 +8,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._version import __version__
 from ...backends import BucketReducer, TorchTransport
-from ...backends.fingerprint import agree
 from ...compressors import Compressor, NoCompression, TensorMeta, choose
 from ...compressors.errors import ConfigError, UsageError
 from ...compressors.options import check_int
 from .._host import missing, require
 from ..checkpoint import follow, unfollow
 from .attachment import Attachment
-from .averaging import Averaging, Find, averaging_of
+from .averaging import Find, averaging_of
 from .collectives import SHADOWED, scope, shadow, unshadow
+from .comparing import NAME, agree_on, described
 from .overrides import Method, Overrides
 from .refusals import refuse_unsuitable
 
 __all__ = ["attach", "attachment_of", "detach"]
 
-#: prefix of collectives' names, and the name in the engine's checkpoints
-NAME = "gradwire.gradients"
 #: where an engine keeps what is attached to it
 ATTRIBUTE = "_gradwire_gradients"
 #: what is read of an engine, at any stage
@@ -81,7 +78,7 @@ def attach(
             model's gradients would travel dense.
         UsageError: compression is attached already, or the engine has no optimizer.
         UnsupportedError: this release of DeepSpeed lacks a name that is relied on.
-        MismatchError: ranks differ in an option or in the model.
+        MismatchError: ranks differ in an option or in the model; now rather than in the first step.
     """
     check_int("warmup_steps", warmup_steps, 0, 1 << 62)
     require(missing(engine, type(engine).__name__, ENGINE))
@@ -93,7 +90,9 @@ def attach(
     reducer = BucketReducer(compressor, TorchTransport(group), name=NAME, exchange=exchange, timeout=timeout, seed=seed)
     averaging = averaging_of(engine, reducer.transport.world_size)
     _check_effect(reducer.compressor, averaging.shapes)
-    _agree(reducer, averaging, f"exchange={exchange} seed={seed} warmup_steps={warmup_steps}")
+    options = f"exchange={exchange} seed={seed} warmup_steps={warmup_steps}"
+    facts = [f"compressor {reducer.compressor!r}", options, type(averaging).__name__, *described(engine.module)]
+    agree_on(facts, reducer.transport, timeout)
     attachment = Attachment(engine, reducer, group, averaging, warmup_steps)
     overrides = _override(engine, attachment)
     shadow(communication)
@@ -150,14 +149,6 @@ def _check_effect(compressor: Compressor, shapes: Mapping[str, tuple[int, ...]])
             f"{compressor!r} compresses none of the gradients of this model: {dict(reasons)}; lower min_numel, or "
             "choose another codec"
         )
-
-
-def _agree(reducer: BucketReducer, averaging: Averaging, options: str) -> None:
-    """Differences between ranks show now, rather than as a hang in the first step."""
-    lines = [f"gradwire {__version__}", f"compressor {reducer.compressor!r}", options, type(averaging).__name__]
-    lines += [f"parameter {name}: {shape}" for name, shape in averaging.shapes.items()]
-    if reducer.transport.world_size > 1:
-        agree(lines, reducer.transport, NAME, reducer.timeout)
 
 
 def _override(engine: Any, attachment: Attachment) -> Overrides:

@@ -17,7 +17,7 @@ from support.listening import Listening
 def test_a_model_is_described_by_its_parameters() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2, dtype=torch.bfloat16), torch.nn.Linear(2, 1, bias=False))
     model[1].weight.requires_grad_(False)
-    model[0].bias.ds_shape = torch.Size([7])  # where it is partitioned
+    vars(model[0].bias)["ds_shape"] = torch.Size([7])  # where it is partitioned
     assert described(model) == [
         "parameter 0.weight: (2, 3) torch.bfloat16",
         "parameter 0.bias: (7,) torch.bfloat16",

@@ -107,7 +107,7 @@ MODELS: dict[Callable[[Terms, dict[str, Any]], None], tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("guilty", ["first", "last"])
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.parametrize("change", MODELS)
 def test_models_that_differ(change: Callable[[Terms, dict[str, Any]], None], stage: int, guilty: str) -> None:
     """DeepSpeed itself sends parameters round without a look at them: that hangs, or Gloo ends the process."""

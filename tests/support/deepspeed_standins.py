@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-__all__ = ["allow_fp16", "for_cpu", "no_shared_memory_op", "pretend_cupy"]
+__all__ = ["allow_fp16", "for_cpu", "no_shared_memory_op", "pretend_cupy", "wait_for_every_gather"]
 
 
 def for_cpu() -> None:
@@ -42,6 +42,21 @@ def allow_fp16() -> None:
     from deepspeed.accelerator import get_accelerator
 
     type(get_accelerator()).is_fp16_supported = lambda self: True
+
+
+def wait_for_every_gather() -> None:
+    """Until 0.19.7 stage 3 waits for the last of several gathers only, which over Gloo says nothing of the others."""
+    from deepspeed import comm
+
+    own = comm.all_gather_into_tensor
+
+    def all_gather_into_tensor(*args: Any, **options: Any) -> Any:
+        handle = own(*args, **options)
+        if handle is not None:
+            handle.wait()
+        return handle
+
+    comm.all_gather_into_tensor = all_gather_into_tensor
 
 
 def no_shared_memory_op() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire import ConfigError
+from gradwire.deepspeed_comp._host import VERSION
 from support.reducing import bits
 
 OPTIMIZERS = ["OneBitAdam", "OneBitLamb", "ZeroOneAdam"]
@@ -166,6 +167,7 @@ def test_a_loss_that_is_not_finite_on_one_rank(optimizer: str, at: int, dtype: s
     assert_replicas(model)
 
 
+@pytest.mark.right_since("0.19.8", "a norm is not looked at")
 @pytest.mark.parametrize("at", [1, FREEZE + 2], ids=["before the freeze", "after it"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_finite_gradient_of_infinite_norm_on_one_rank(optimizer: str, at: int) -> None:
@@ -203,5 +205,7 @@ def test_zero_is_refused_before_training(optimizer: str, way: str) -> None:
     zero = {"zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True}
     make = getattr(comp, optimizer)
     client = {"ds.json": None, "instance": (make, {}), "class": make}[way]
-    with pytest.raises(ConfigError, match=f"{optimizer} averages momenta.*zero_optimization.stage is 1"):
+    own = VERSION < (0, 19, 7) and way == "ds.json"  # then DeepSpeed refuses the name before it makes anything
+    text = "not compatible with ZeRO" if own else f"{optimizer} averages momenta.*zero_optimization.stage is 1"
+    with pytest.raises(AssertionError if own else ConfigError, match=text):
         made(optimizer if client is None else None, client=client, config=zero)

@@ -177,7 +177,7 @@ def transport_for(group: Any, backend: str, cuda_aware: bool = False) -> Transpo
         raise ConfigError(
             f"comm_backend_name is 'mpi', and this is rank {transport.rank} of {transport.world_size} of MPI but rank "
             f"{expected[0]} of {expected[1]} of the group that averages: start the job with "
-            "deepspeed --launcher openmpi, or use 'gloo' or 'nccl'"
+            "mpirun, or on several machines with deepspeed --launcher openmpi, or use 'gloo' or 'nccl'"
         )
     return transport
 

@@ -186,9 +186,10 @@ def test_another_failure_shows_the_last_line_of_its_log(machine: Machine) -> Non
 
 
 def test_set_up_goes_on_without_horovod_and_tries_it_again_next_time(machine: Machine) -> None:
-    answer = machine.set_up(FAIL="horovod==0.28.1", TEXT="CMake Error")
+    answer = machine.set_up(FAIL="horovod==0.28.1", TEXT="      Could NOT find CUDAToolkit")
     assert answer.returncode == 0, answer.stderr
     assert "warning: horovod could not be built" in answer.stderr
+    assert "will not run. Could NOT find CUDAToolkit Log: " in answer.stderr
     assert machine.stamps == STEPS - {"horovod"}
     assert machine.set_up().returncode == 0
     assert machine.stamps == STEPS

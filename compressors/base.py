@@ -181,14 +181,16 @@ class Compressor(ABC):
         self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
     ) -> Compressed:
         """As `compress`, for a non-empty contiguous `vector` in the gradient's own dtype."""
-        flat = vector.to(torch.float32)
-        if not kernels.all_finite(flat):
-            return refused(payload, state)
-        return Compressed(payload, self._encode(flat, state, ctx, payload), True)
+        after = self._encode(kernels.Feed(vector), state, ctx, payload)
+        return refused(payload, state) if after is None else Compressed(payload, after, True)
 
     @abstractmethod
-    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
-        """Write the payload of a finite, non-empty `flat` (left unchanged); return the new state."""
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
+        """Write the payload of what is fed, and what it leaves out to `feed.rest`; return the new state.
+
+        None if what is fed is not finite; the payload and `feed.rest` may hold anything then. A codec without a
+        kernel of its own takes `kernels.total(feed)`, and subtracts what it has written from `feed.rest`.
+        """
 
     @abstractmethod
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:

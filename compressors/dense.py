@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from . import kernels
-from .base import Compressed, Compressor, Context, State, TensorMeta, refused
+from .base import Compressor, Context, State, TensorMeta
 from .options import check_flag
 
 __all__ = ["BF16", "Cast", "FP16", "NoCompression"]
@@ -50,19 +50,11 @@ class NoCompression(Compressor):
         payload = self._check_payload(payload, ctx.meta)
         return payload.view(ctx.meta.dtype).clone().view(ctx.meta.shape)  # fp64 stays exact
 
-    def _compress(
-        self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
-    ) -> Compressed:
-        if not kernels.all_finite(vector):
-            return refused(payload, state)
-        return Compressed(payload, self._encode(vector, state, ctx, payload), True)
-
-    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
-        payload.view(ctx.meta.dtype).copy_(flat)
-        return state
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
+        return state if kernels.copy(feed.x, payload.view(ctx.meta.dtype)) else None
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
-        kernels.cast_add(payload.view(ctx.meta.dtype), out, weight)
+        kernels.cast_decode_add(payload.view(ctx.meta.dtype), out, weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +95,17 @@ class Cast(Compressor):
     def _divisor(self, meta: TensorMeta) -> float:
         return float(1 << (meta.summands - 1).bit_length())
 
-    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
-        saturated = kernels.cast(flat, self._divisor(ctx.meta), payload.view(self.dtype))
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
+        saturated = kernels.cast_encode(feed, self._divisor(ctx.meta), payload.view(self.dtype))
+        if saturated < 0:
+            return None
         before = state.get("saturated")
-        return {**state, "saturated": saturated if before is None else before + saturated}
+        if before is not None and saturated == 0:
+            return state
+        return {**state, "saturated": torch.tensor(saturated) if before is None else before + saturated}
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
-        kernels.cast_add(payload.view(self.dtype), out, weight * self._divisor(ctx.meta))
+        kernels.cast_decode_add(payload.view(self.dtype), out, weight * self._divisor(ctx.meta))
 
 
 @dataclass(frozen=True, kw_only=True)

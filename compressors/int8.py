@@ -13,15 +13,13 @@ from .seeds import derive
 
 __all__ = ["Int8"]
 
-_SCALE_BYTES = 4
-
 
 @dataclass(frozen=True, kw_only=True)
 class Int8(Compressor):
     """Levels from -127 to 127 times a scale per block, which is the block's largest magnitude / 127.
 
     Stochastic rounding is unbiased: rounding up happens with the probability that makes the expectation exact.
-    It draws from a private generator, seeded by the base seed, the tensor's name, the step and the rank.
+    It draws by counting (Philox4x32-10), under a key from the base seed, the tensor's name, the step and the rank.
 
     Attributes:
         block: elements that share a scale; the last block may be shorter.
@@ -52,23 +50,11 @@ class Int8(Compressor):
         return 7
 
     def nbytes(self, meta: TensorMeta) -> int:
-        return _SCALE_BYTES * self._blocks(meta) + meta.numel
+        return kernels.SCALE_BYTES * kernels.blocks_of(meta.numel, self.block) + meta.numel
 
-    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
-        scales, levels = self._sections(payload, ctx.meta)
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
         seed = derive(ctx.seed, ctx.meta.name, ctx.step, ctx.rank) if self.stochastic else None
-        kernels.block_peaks(flat, self.block, scales)
-        kernels.quantize(flat, scales, self.block, levels, seed)
-        return state
+        return state if kernels.int8_encode(feed, self.block, seed, payload) else None
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
-        scales, levels = self._sections(payload, ctx.meta)
-        kernels.check_scales(scales)
-        kernels.dequantize_add(levels, scales, self.block, out, weight)
-
-    def _blocks(self, meta: TensorMeta) -> int:
-        return -(-meta.numel // self.block)
-
-    def _sections(self, payload: torch.Tensor, meta: TensorMeta) -> tuple[torch.Tensor, torch.Tensor]:
-        end = _SCALE_BYTES * self._blocks(meta)
-        return payload[:end].view(torch.float32), payload[end:].view(torch.int8)
+        kernels.int8_decode_add(payload, self.block, out, weight)

@@ -50,26 +50,13 @@ class ErrorFeedback(Wrapper):
     def _compress(
         self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
     ) -> Compressed:
-        total = _total(vector, state.get(RESIDUAL), self.decay, scratch)
-        if not kernels.all_finite(total):
-            return refused(payload, state)
+        old = state.get(RESIDUAL)
+        rest = torch.empty(vector.shape, device=vector.device) if scratch is None else scratch
+        if old is not None and old.data_ptr() == rest.data_ptr():
+            raise UsageError("scratch is the old residual; it must stay as it is until the step is applied")
         inner = {key: value for key, value in state.items() if key != RESIDUAL}
-        inner = self._encode(total, inner, ctx, payload)
-        self._decode_add(payload, ctx, total, -1.0)
-        return Compressed(payload, {**inner, RESIDUAL: total}, True)
-
-
-def _total(
-    vector: torch.Tensor, residual: torch.Tensor | None, decay: float, scratch: torch.Tensor | None
-) -> torch.Tensor:
-    """`vector + decay * residual` in fp32, in `scratch` if given, else in a new tensor."""
-    total = torch.empty(vector.shape, device=vector.device) if scratch is None else scratch
-    if residual is None:
-        return total.copy_(vector)
-    if residual.data_ptr() == total.data_ptr():
-        raise UsageError("scratch is the old residual; it must stay as it is until the step is applied")
-    kernels.add(vector, residual, decay, total)
-    return total
+        after = self._encode(kernels.Feed(vector, old, self.decay, rest), inner, ctx, payload)
+        return refused(payload, state) if after is None else Compressed(payload, {**after, RESIDUAL: rest}, True)
 
 
 def _check_wrappable(compressor: object) -> None:

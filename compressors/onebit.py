@@ -12,7 +12,6 @@ from .options import check_choice, check_flag, check_int
 
 __all__ = ["OneBit"]
 
-_SCALE_BYTES = 4
 _ORDERS = {"l1": 1, "l2": 2}
 
 
@@ -46,25 +45,14 @@ class OneBit(Compressor):
         return 6
 
     def nbytes(self, meta: TensorMeta) -> int:
-        return _SCALE_BYTES * self._blocks(meta) + (meta.numel + 7) // 8
+        return kernels.SCALE_BYTES * kernels.blocks_of(meta.numel, self._length(meta)) + (meta.numel + 7) // 8
 
-    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
-        scales, bits = self._sections(payload, ctx.meta)
-        kernels.sign_scales(flat, self._length(ctx.meta), _ORDERS[self.scale], scales)
-        kernels.sign_pack(flat, bits)
-        return state
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
+        finite = kernels.sign_encode(feed, self._length(ctx.meta), _ORDERS[self.scale], payload)
+        return state if finite else None
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
-        scales, bits = self._sections(payload, ctx.meta)
-        kernels.check_scales(scales)
-        kernels.sign_unpack_add(bits, scales, self._length(ctx.meta), out, weight)
+        kernels.sign_decode_add(payload, self._length(ctx.meta), out, weight)
 
     def _length(self, meta: TensorMeta) -> int:
         return self.block or max(1, meta.numel)
-
-    def _blocks(self, meta: TensorMeta) -> int:
-        return -(-meta.numel // self._length(meta))
-
-    def _sections(self, payload: torch.Tensor, meta: TensorMeta) -> tuple[torch.Tensor, torch.Tensor]:
-        end = _SCALE_BYTES * self._blocks(meta)
-        return payload[:end].view(torch.float32), payload[end:]

@@ -9,7 +9,7 @@ import torch
 from . import kernels
 from .base import Compressor, Context, State, TensorMeta
 from .options import check_flag, check_fraction, count
-from .seeds import derive, sample
+from .seeds import derive
 
 __all__ = ["RandomK"]
 
@@ -57,16 +57,15 @@ class RandomK(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         return 4 * self.entries(meta)
 
-    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
-        kernels.gather(flat, self._indices(ctx, flat.device), payload)
-        return state
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
+        return state if kernels.gather_encode(feed, self._indices(ctx, payload.device), payload) else None
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.scatter_add(payload, self._indices(ctx, out.device), out, weight * self._scale(ctx.meta))
 
     def _indices(self, ctx: Context, device: torch.device) -> torch.Tensor:
         seed = derive(ctx.seed, ctx.meta.name, ctx.step)
-        return sample(ctx.meta.numel, self.entries(ctx.meta), seed).to(device)
+        return kernels.draw(ctx.meta.numel, self.entries(ctx.meta), seed).to(device)
 
     def _scale(self, meta: TensorMeta) -> float:
         return 1.0 if self.error_feedback else meta.numel / self.entries(meta)

@@ -13,7 +13,7 @@ from .errors import PayloadError, UsageError
 
 __all__ = ["Expected", "FAILED", "HEADER_BYTES", "NON_FINITE", "VERSION", "aligned", "read_header", "write_header"]
 
-VERSION = 1
+VERSION = 2
 #: flag: this rank's input (with its residual) held NaN or inf
 NON_FINITE = 1
 #: flag: this rank's codec raised; its payloads mean nothing

@@ -124,7 +124,7 @@ def _check(buffer: torch.Tensor, worker_error: torch.Tensor, server_error: torch
 def _sum(buffer: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     """Buffer, continued by zeros, plus error; new, flat."""
     values, numel = torch.empty_like(error), buffer.numel()
-    kernels.add(buffer.reshape(-1), error[:numel], 1.0, values[:numel])
+    torch.add(buffer.reshape(-1), error[:numel], out=values[:numel])
     values[numel:] = error[numel:]
     return values
 

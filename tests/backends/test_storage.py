@@ -11,6 +11,7 @@ import torch
 from gradwire import Compressor, Context, Int8, OneBit, RandomK, State, TensorMeta, TopK
 from gradwire.backends import GradientReducer, Transport, run_ranks
 from gradwire.backends import reducer as reducer_module
+from gradwire.compressors.kernels import Feed
 from gradwire.compressors.memory import RESIDUAL
 from support.allocating import Allocations
 from support.reducing import gradient, ids, metas
@@ -55,8 +56,8 @@ class Drain(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         return meta.raw_bytes
 
-    def _encode(self, flat: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor) -> State:
-        kept = state.get(RESIDUAL, flat.clone())
+    def _encode(self, feed: Feed, state: State, ctx: Context, payload: torch.Tensor) -> State:
+        kept = state.get(RESIDUAL, feed.x.clone())
         payload.view(torch.float32).copy_(kept)
         return {RESIDUAL: kept}
 

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 import torch
 from gradwire import RandomK
-from gradwire.compressors.seeds import derive, sample
+from gradwire.compressors.kernels import draw
+from gradwire.compressors.seeds import derive
 from hypothesis import given
 from hypothesis import strategies as st
 from support.compressing import context
@@ -36,7 +37,7 @@ def test_values_are_scaled_only_without_error_feedback() -> None:
 @given(numel=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 2**63 - 1))
 def test_samples_are_distinct_ascending_and_in_range(numel: int, share: float, seed: int) -> None:
     k = max(1, int(share * numel))
-    drawn = sample(numel, k, seed)
+    drawn = draw(numel, k, seed)
     assert drawn.numel() == k
     assert bool((drawn[1:] > drawn[:-1]).all())
     assert 0 <= int(drawn[0]) <= int(drawn[-1]) < numel
@@ -45,13 +46,13 @@ def test_samples_are_distinct_ascending_and_in_range(numel: int, share: float, s
 @pytest.mark.parametrize(("numel", "k", "subsets"), [(5, 2, 10), (5, 3, 10), (4, 1, 4), (6, 5, 6)])
 def test_every_subset_is_equally_likely(numel: int, k: int, subsets: int) -> None:
     rounds = 400 * subsets
-    seen = Counter(tuple(sample(numel, k, derive("test", seed)).tolist()) for seed in range(rounds))
+    seen = Counter(tuple(draw(numel, k, derive("test", seed)).tolist()) for seed in range(rounds))
     assert len(seen) == subsets
     assert all(abs(times - 400) < 5 * 20 for times in seen.values())
 
 
 def test_the_stream_is_the_same_everywhere() -> None:
     assert derive(0, "layer.weight", 3) == 5497119911327207537
-    assert sample(1000, 5, 42).tolist() == [267, 406, 529, 875, 910]
+    assert draw(1000, 5, 42).tolist() == [267, 406, 529, 875, 910]
     assert derive("1") != derive(1)
     assert derive("a", "b") != derive("ab")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gradwire import FP16, Compressor, ErrorFeedback, Int8, NoCompression, OneBit, RandomK, TopK
-from gradwire.compressors.kernels.reference import PIECE
+from gradwire.compressors.kernels.reference.pieces import PIECE
 from support.compressing import context, make_values
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gradwire import TopK
 from gradwire.compressors import kernels
-from gradwire.compressors.kernels import reference
+from gradwire.compressors.kernels.reference.select import SAMPLES
 from gradwire.compressors.options import count
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,30 +20,37 @@ def naive_top_k(x: torch.Tensor, k: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(order[:k]))
 
 
+def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
+    """The places that an encoder writes, read again."""
+    payload = torch.empty(kernels.indices_of(x.numel(), k).nbytes + 4 * k, dtype=torch.uint8)
+    assert kernels.top_k_encode(kernels.Feed(x), k, payload, None)
+    return kernels.sparse_indices(payload, x.numel(), k)
+
+
 @given(
     kind=st.sampled_from(VALUES), numel=st.integers(1, 3000), seed=st.integers(0, 2**31), share=st.floats(0.0001, 1.0)
 )
 def test_it_selects_what_a_full_sort_selects(kind: str, numel: int, seed: int, share: float) -> None:
     x = make_values(kind, numel, seed)
     k = count(share, numel)
-    assert torch.equal(kernels.top_k(x, k), naive_top_k(x, k))
+    assert torch.equal(top_k(x, k), naive_top_k(x, k))
 
 
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("k", [1, 2, 100, 2_000, 60_000, 90_000, 150_000, 199_999, 200_000])
 def test_it_selects_what_a_full_sort_selects_from_large_tensors(kind: str, k: int) -> None:
     x = make_values(kind, 200_000, seed=7)
-    assert x.numel() > reference.SAMPLES
-    assert torch.equal(kernels.top_k(x, k), naive_top_k(x, k))
+    assert x.numel() > SAMPLES
+    assert torch.equal(top_k(x, k), naive_top_k(x, k))
 
 
 def test_samples_that_mislead_do_not_matter() -> None:
     x = torch.zeros(200_000)
-    x[:: 200_000 // reference.SAMPLES] = torch.linspace(1, 2, len(x[:: 200_000 // reference.SAMPLES]))
-    assert torch.equal(kernels.top_k(x, 80_000), naive_top_k(x, 80_000))
+    x[:: 200_000 // SAMPLES] = torch.linspace(1, 2, len(x[:: 200_000 // SAMPLES]))
+    assert torch.equal(top_k(x, 80_000), naive_top_k(x, 80_000))
     hidden = torch.ones(200_000)
     hidden[1::3] = 5.0
-    assert torch.equal(kernels.top_k(hidden, 1_000), naive_top_k(hidden, 1_000))
+    assert torch.equal(top_k(hidden, 1_000), naive_top_k(hidden, 1_000))
 
 
 @pytest.mark.parametrize("index", [0, 32_767, 32_768, 65_535, 65_536, 70_000, 2**24 + 1])
@@ -63,11 +70,20 @@ def test_number_of_values_on_the_wire(ratio: float, numel: int) -> None:
     codec = TopK(ratio=ratio)
     x = torch.arange(1.0, numel + 1)
     payload = codec.compress(x, {}, context(x)).payload
-    chunks = -(-numel // 65_536)
-    on_the_wire = int(payload[: 4 * chunks].view(torch.int32).sum())
     expected = {0: 0}.get(numel, max(1, -(-numel * round(ratio * 10**6) // 10**6)))
-    assert on_the_wire == codec.entries(context(x).meta) == expected
-    assert payload.numel() == 4 * chunks + -(-expected * 2 // 4) * 4 + 4 * expected
+    assert codec.entries(context(x).meta) == expected
+    shortest = min(-(-numel // 255) + expected, 2 * (-(-numel // 65_535) + expected), 4 * expected)
+    assert payload.numel() == -(-shortest // 4) * 4 + 4 * expected
+    if numel:
+        assert kernels.sparse_indices(payload, numel, expected).numel() == expected
+
+
+@pytest.mark.parametrize(("ratio", "limit"), [(0.001, 2.1), (0.01, 1.5), (0.1, 1.1)])
+def test_bytes_per_index(ratio: float, limit: float) -> None:
+    """The entropy of 1 % of the places is 1.01 bytes for each."""
+    numel = 25 << 20
+    k = count(ratio, numel)
+    assert kernels.indices_of(numel, k).nbytes / k <= limit
 
 
 @pytest.mark.parametrize(
@@ -88,7 +104,4 @@ def test_among_equals_the_first_ones_win() -> None:
 def test_indices_survive_the_wire(numel: int, share: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     indices = torch.randperm(numel, generator=generator)[: count(share, numel)].sort().values
-    counts = torch.empty(-(-numel // kernels.CHUNK), dtype=torch.int32)
-    offsets = torch.empty(indices.numel(), dtype=torch.int16)
-    kernels.split_indices(indices, counts, offsets)
-    assert torch.equal(kernels.join_indices(counts, offsets, numel), indices)
+    assert torch.equal(top_k(torch.zeros(numel).index_fill_(0, indices, 1.0), indices.numel()), indices)

@@ -50,7 +50,8 @@ def test_what_is_written_is_read(**fields: int) -> None:
     ("offset", "value", "text"),
     [
         (0, 0, r"magic is b'\\x00W', expected b'GW'"),
-        (2, VERSION + 1, "version is 2, expected 1"),
+        (2, VERSION + 1, "version is 3, expected 2"),
+        (2, VERSION - 1, "version is 1, expected 2"),
         (3, 5, "codec id is 5, expected 4"),
         (4, 4, "unknown flags is 4, expected 0"),
         (6, 2, "tensor count is 2, expected 3"),
@@ -113,6 +114,7 @@ def test_decoders_survive_any_bytes(compressor: Compressor, numel: int, data: st
     assert bool((guarded[-64:] == 3).all())
 
 
+@pytest.mark.parametrize("width", [8, 16])
 @pytest.mark.parametrize(
     ("counts", "offsets"),
     [
@@ -121,18 +123,36 @@ def test_decoders_survive_any_bytes(compressor: Compressor, numel: int, data: st
         ([2, 1], [0, 1, 4]),
         ([1, 1], [0, 1, 2]),
         ([4, -1], [0, 1, 2]),
-        ([3, 2**31 - 1], [0, 1, 2]),
+        ([3, -1], [0, 1, 2]),
         ([0, 3], [0, 1, 4]),
         ([0, 0], [0, 0, 0]),
+        ([2, 1], [0, -1, 0]),
     ],
 )
-def test_impossible_indices_are_refused_before_anything_is_written(counts: list[int], offsets: list[int]) -> None:
-    x = torch.zeros(65_540)
-    codec = TopK(ratio=3 / 65_540)
+def test_impossible_indices_are_refused_before_anything_is_written(
+    width: int, counts: list[int], offsets: list[int]
+) -> None:
+    """Two chunks, of which the second has four elements."""
+    numel = (1 << width) + 3
+    codec, x = TopK(ratio=3 / numel), torch.zeros(numel)
     payload = codec.compress(x, {}, context(x)).payload
-    payload[:8].view(torch.int32).copy_(torch.tensor(counts))
-    payload[8:14].view(torch.int16).copy_(torch.tensor(offsets))
-    out = torch.ones(65_540)
+    numbers = torch.tensor([*counts, *offsets]) & ((1 << width) - 1)
+    section = numbers.to(torch.uint8) if width == 8 else numbers.to(torch.int16).view(torch.uint8)
+    payload[: section.numel()] = section
+    assert_refused(codec, payload, x)
+
+
+@pytest.mark.parametrize("places", [[5, 5], [6, 5], [1, 65_540], [1, -1], [-1, 1]])
+def test_impossible_plain_indices_are_refused_too(places: list[int]) -> None:
+    codec, x = TopK(ratio=2 / 100_000), torch.zeros(100_000)[:65_540]
+    payload = codec.compress(x, {}, context(x)).payload
+    assert payload.numel() == 16
+    payload[:8].view(torch.int32).copy_(torch.tensor(places))
+    assert_refused(codec, payload, x)
+
+
+def assert_refused(codec: Compressor, payload: torch.Tensor, x: torch.Tensor) -> None:
+    out = torch.ones(x.numel())
     with pytest.raises(PayloadError, match="sparse payload"):
         codec.decompress_add(payload, context(x), out)
     assert bool((out == 1).all())

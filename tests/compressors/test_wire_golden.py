@@ -12,6 +12,7 @@ from support.compressing import as_bytes
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire-format.md"
 
+FEW = torch.zeros(257).index_put((torch.tensor([0, 254, 255]),), torch.tensor([1.0, -1.0, 2.0]))
 MANY = torch.zeros(65_540).index_put((torch.tensor([1, 65_535, 65_537]),), torch.tensor([1.0, -1.0, 2.0]))
 PAIR = torch.tensor([1.0, -2.0])
 
@@ -20,17 +21,14 @@ EXAMPLES: list[tuple[str, Compressor, torch.Tensor, int]] = [
     ("003c 00c0", FP16(), PAIR, 1),
     ("0034 00b8", FP16(), PAIR, 3),
     ("803f 00c0", BF16(), PAIR, 1),
-    ("01000000 0100 0000 00004040", TopK(), torch.tensor([0.0, 3.0, -1.0]), 1),
-    (
-        "02000000 01000000 0100 ffff 0100 0000 0000803f 000080bf 00000040",
-        TopK(ratio=3 / 65_540),
-        MANY,
-        1,
-    ),
-    ("02000000 0100 0200 0042 00bc", TopK(ratio=0.5, values=FP16()), torch.tensor([0.0, 3.0, -1.0]), 1),
-    ("02000000 0100 0200 00000040 7f fe", TopK(ratio=0.5, values=Int8()), torch.tensor([0.0, 254.0, -4.0]), 1),
+    ("01 01 0000 00004040", TopK(), torch.tensor([0.0, 3.0, -1.0]), 1),
+    ("02 01 00 fe 00 000000 0000803f 000080bf 00000040", TopK(ratio=0.011), FEW, 1),
+    ("0100 0200 0100 0000 0200 0000 0000803f 000080bf 00000040", TopK(ratio=3 / 65_540), MANY, 1),
+    ("01000100 00000040", TopK(ratio=1 / 65_540), MANY, 1),
+    ("02 01 02 00 0042 00bc", TopK(ratio=0.5, values=FP16()), torch.tensor([0.0, 3.0, -1.0]), 1),
+    ("02 01 02 00 00000040 7f fe", TopK(ratio=0.5, values=Int8()), torch.tensor([0.0, 254.0, -4.0]), 1),
     ("00000000 0000803f 00004040", RandomK(ratio=0.3), torch.arange(8.0), 4),
-    ("0000803f 00000040 ff 60", OneBit(block=8), torch.tensor([1.0] * 8 + [-1.0, 0.0, 5.0]), 1),
+    ("0000803f 00000040 ff 06", OneBit(block=8), torch.tensor([1.0] * 8 + [-1.0, 0.0, 5.0]), 1),
     ("0000803f 00000040 7f ff 00 40 81", Int8(block=4), torch.tensor([127.0, -1.0, 0.0, 64.0, -254.0]), 1),
 ]
 
@@ -44,7 +42,7 @@ def test_payload(golden: str, codec: Compressor, x: torch.Tensor, summands: int)
 
 
 def test_header() -> None:
-    golden = "4757 01 04 0100 0300 efbeadde 07000000 1000000000000000"
+    golden = "4757 02 04 0100 0300 efbeadde 07000000 1000000000000000"
     message = torch.zeros(40, dtype=torch.uint8)
     write_header(message, Expected(codec_id=4, count=3, digest=0xDEADBEEF), step=7, flags=NON_FINITE)
     assert as_bytes(message[:24]) == bytes.fromhex(golden)

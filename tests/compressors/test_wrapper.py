@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gradwire import Compressor, Context, ErrorFeedback, SizePolicy, TensorMeta, choose
+from gradwire.compressors.kernels import Feed
 from gradwire.compressors.wrapper import Wrapper
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,8 @@ ARGUMENTS = {
     "meta": META,
     "ctx": Context(meta=META),
     "payload": torch.zeros(8, dtype=torch.uint8),
-    **dict.fromkeys(("out", "vector", "flat", "scratch"), torch.zeros(META.numel)),
+    **dict.fromkeys(("out", "vector", "scratch"), torch.zeros(META.numel)),
+    "feed": Feed(torch.zeros(META.numel)),
     "state": {},
     "weight": 0.5,
 }

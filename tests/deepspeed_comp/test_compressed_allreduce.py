@@ -203,9 +203,9 @@ class Spying(Listening):
         return super().all_to_all(tensor, send_sizes, recv_sizes, name)
 
 
-def test_the_first_sign_is_the_highest_bit_and_zero_counts_as_positive() -> None:
+def test_the_first_sign_is_the_lowest_bit_and_zero_counts_as_positive() -> None:
     spy = Spying(LocalTransport.group(1)[0])
     buffer = torch.tensor([2.0, -2.0, 2.0, 2.0, -2.0, -2.0, -2.0, 0.0])
     compressed_allreduce(buffer, *errors(8, 1), spy, scale="l1")
     assert spy.message[:4].view(torch.float32).item() == 14 / 8
-    assert spy.message[4:].tolist() == [0b10110001]
+    assert spy.message[4:].tolist() == [0b10001101]

@@ -1,0 +1,135 @@
+"""Some elements: which, where they are, and how their places are written. Indices are int64, ascending and distinct."""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import PayloadError
+from ..feed import Feed
+from ..layout import Indices, indices_of
+from .dense import total
+from .select import top_k
+
+__all__ = [
+    "gather_encode",
+    "put",
+    "scatter_add",
+    "sparse_decode_add",
+    "sparse_indices",
+    "top_k_encode",
+]
+
+_DTYPES = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
+
+
+def top_k_encode(feed: Feed, k: int, payload: torch.Tensor, values: torch.Tensor | None) -> bool:
+    """The places of the k largest magnitudes, and their values; among equals the lowest index wins.
+
+    Args:
+        feed: what is encoded; 1 <= k <= its length.
+        k: how many.
+        payload: bytes: the places, then the values.
+        values: None: they go to the payload as fp32, and `feed.rest` has zeros there. Else they go here (flat), the
+            payload's section for them is left alone, and `feed.rest` has them too: `put` what an encoder of theirs
+            leaves out.
+
+    Returns:
+        False if the feed's sum is not finite.
+    """
+    flat = total(feed)
+    if flat is None:
+        return False
+    form = indices_of(flat.numel(), k)
+    indices = top_k(flat, k)
+    _write(indices, form, payload[: form.nbytes])
+    if values is not None:
+        torch.index_select(flat, 0, indices, out=values)
+        return True
+    torch.index_select(flat, 0, indices, out=payload[form.nbytes :].view(torch.float32))
+    if feed.rest is not None:
+        feed.rest[indices] = 0
+    return True
+
+
+def gather_encode(feed: Feed, indices: torch.Tensor, out: torch.Tensor) -> bool:
+    """`out` = the elements at `indices`, where `feed.rest` has zeros; False if the feed's sum is not finite."""
+    flat = total(feed)
+    if flat is None:
+        return False
+    torch.index_select(flat, 0, indices, out=out)
+    if feed.rest is not None:
+        feed.rest[indices] = 0
+    return True
+
+
+def put(values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor) -> None:
+    """Replace the elements of `out` whose places a payload of `top_k_encode` has, by `values`."""
+    out[_read(payload, indices_of(out.numel(), values.numel()), values.numel())] = values
+
+
+def sparse_decode_add(payload: torch.Tensor, k: int, out: torch.Tensor, weight: float) -> None:
+    """`out += weight * value` at the places that the payload has, with fp32 values behind them.
+
+    Raises:
+        PayloadError: as `sparse_indices`; nothing was added.
+    """
+    indices = sparse_indices(payload, out.numel(), k)
+    scatter_add(payload[indices_of(out.numel(), k).nbytes :].view(torch.float32), indices, out, weight)
+
+
+def sparse_indices(payload: torch.Tensor, numel: int, k: int) -> torch.Tensor:
+    """The places that a payload has, for bytes that nobody has checked.
+
+    Raises:
+        PayloadError: counts do not add up to k, or the indices do not ascend within their chunks and [0, numel).
+    """
+    form = indices_of(numel, k)
+    if form.chunks:
+        counts, _ = _sections(payload, form, k)
+        found = int(_unsigned(counts, form).sum())
+        if found != k:
+            raise PayloadError(f"sparse payload: chunk counts add up to {found}, expected {k}")
+    indices = _read(payload, form, k)
+    if form.chunks and bool((_sections(payload, form, k)[1] == (-1 if form.width == 16 else 255)).any()):
+        raise PayloadError(f"sparse payload: an offset is {form.chunk}, expected less")
+    if bool((indices[1:] <= indices[:-1]).any()) or int(indices[-1]) >= numel:
+        raise PayloadError(f"sparse payload: indices do not ascend strictly within [0, {numel})")
+    return indices
+
+
+def scatter_add(values: torch.Tensor, indices: torch.Tensor, out: torch.Tensor, weight: float) -> None:
+    """`out[indices] += weight * values`."""
+    out.index_add_(0, indices, values * weight)
+
+
+def _write(indices: torch.Tensor, form: Indices, section: torch.Tensor) -> None:
+    section.zero_()
+    if not form.chunks:
+        section.view(torch.int32).copy_(_wrapped(indices, form))
+        return
+    counts, offsets = _sections(section, form, indices.numel())
+    counts.copy_(_wrapped(torch.bincount(indices // form.chunk, minlength=form.chunks), form))
+    offsets.copy_(_wrapped(indices % form.chunk, form))
+
+
+def _read(payload: torch.Tensor, form: Indices, k: int) -> torch.Tensor:
+    if not form.chunks:
+        return _unsigned(payload[: form.nbytes].view(torch.int32), form)
+    counts, offsets = _sections(payload, form, k)
+    starts = torch.arange(0, form.chunk * form.chunks, form.chunk, device=payload.device)
+    return torch.repeat_interleave(starts, _unsigned(counts, form)).add_(_unsigned(offsets, form))
+
+
+def _sections(payload: torch.Tensor, form: Indices, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = _DTYPES[form.width]
+    end = form.chunks * dtype.itemsize
+    return payload[:end].view(dtype), payload[end : end + k * dtype.itemsize].view(dtype)
+
+
+def _unsigned(values: torch.Tensor, form: Indices) -> torch.Tensor:
+    """Torch can do little with unsigned numbers: they are held as signed ones of their width."""
+    return values.long() & ((1 << form.width) - 1)
+
+
+def _wrapped(values: torch.Tensor, form: Indices) -> torch.Tensor:
+    return values.to(_DTYPES[form.width])  # cuts off what is above

@@ -1,0 +1,136 @@
+// Finding and writing the largest elements. Included inside a form's namespace, after source.h.
+
+static void sample(const Input& in, int64_t stride, int64_t count, uint32_t* histogram) {
+    with_source(in, [&](auto p) {
+        // a pseudo-random place in each stratum: columns of a matrix must not line up with the strata
+        uint32_t jitter = 1;
+        for (int64_t j = 0; j < count; ++j) {
+            jitter = jitter * 1664525u + 1013904223u;
+            const int64_t place = j * stride + int64_t(uint64_t(jitter >> 8) * uint64_t(stride) >> 24);
+            ++histogram[(bits_of(p.one(place)) & 0x7fffffffu) >> 17];
+        }
+    });
+}
+
+// What the survey does with a vector that reaches `low`; an overflow ends the listing.
+GW_INLINE void list(Survey& s, I bits, uint32_t hits) {
+    const uint32_t above = hits & at_least(bits, s.high);
+    s.above += __builtin_popcount(above);
+    if (s.size + 16 > s.capacity) {
+        s.size = -1;
+        s.low = INFINITE;  // nothing finite comes here again
+        return;
+    }
+    s.size += append(s.list + s.size, bits, hits & ~above);
+}
+
+static void survey(const Input& in, int64_t begin, int64_t count, Survey& s) {
+    with_source(in, [&](auto p) {
+        I most = no_bits();
+        each(begin, count, [&](auto lanes, int64_t i) {
+            const I bits = magnitude(p.at(i, lanes));
+            most = larger(most, bits);
+            if (const uint32_t hits = at_least(bits, s.low) & lanes.mask)
+                if (s.size >= 0) list(s, bits, hits);
+        });
+        s.peak = largest(most);
+    });
+}
+
+static uint32_t histogram(const Input& in, int64_t begin, int64_t count, Level level, uint64_t* digits) {
+    return with_source(in, [&](auto p) {
+        I most = no_bits();
+        each(begin, count, [&](auto lanes, int64_t i) {
+            const I bits = magnitude(p.at(i, lanes));
+            most = larger(most, bits);
+            uint32_t hits = at_least(bits, level.low) & ~at_least(bits, level.high) & lanes.mask;
+            if (!hits) return;
+            uint32_t all[16];
+            spill(all, bits);
+            for (; hits; hits &= hits - 1) {
+                const int lane = __builtin_ctz(hits);
+                ++digits[lane % TURNS * DIGITS + ((all[lane] - level.low) >> level.shift)];
+            }
+        });
+        return largest(most);
+    });
+}
+
+// Writes entries in order: per chunk a count, per entry its offset and its value.
+template <class Offset>
+struct Writer {
+    uint8_t *counts, *offsets, *values;
+    int64_t base, end;  // of the chunk
+    uint32_t count = 0;
+
+    Writer(const Emission& e, int64_t begin)
+        : counts(e.counts), offsets(e.offsets), values(e.values),
+          base(e.width == 4 ? 0 : begin), end(e.width == 4 ? INT64_MAX : begin + chunk_of(e.width)) {}
+
+    template <class T>
+    static GW_METHOD void put(uint8_t*& to, T v) {
+        memcpy(to, &v, sizeof v);
+        to += sizeof v;
+    }
+    GW_METHOD void next_chunk() {
+        put(counts, Offset(count));
+        count = 0;
+        base = end;
+        end += chunk_of(sizeof(Offset));
+    }
+    GW_METHOD void write(F v, int64_t first, uint32_t hits) {
+        float all[16];
+        spill(all, v);
+        for (; hits; hits &= hits - 1) {
+            const int lane = __builtin_ctz(hits);
+            while (first + lane >= end) next_chunk();
+            put(offsets, Offset(first + lane - base));
+            put(values, all[lane]);
+            ++count;
+        }
+    }
+    // Counts of the last chunk and of those behind it.
+    GW_METHOD void finish(int64_t stop) {
+        if (sizeof(Offset) == 4) return;
+        while (base < stop) next_chunk();
+    }
+};
+
+// Of the lanes that reach the threshold, drops ties beyond the quota; once that is used up, raises the limit.
+GW_INLINE uint32_t within_quota(uint32_t hits, I bits, uint32_t threshold, int64_t& ties, uint32_t& limit) {
+    uint32_t equal = hits & ~at_least(bits, threshold + 1);
+    for (; equal; equal &= equal - 1) {
+        if (ties == 0)
+            hits &= ~(equal & -equal);
+        else
+            --ties;
+    }
+    if (ties == 0) limit = threshold + 1;
+    return hits;
+}
+
+template <class Offset, class S>
+GW_INLINE void emit_as(const S& p, float* rest, int64_t begin, int64_t count, const Emission& e) {
+    Writer<Offset> writer(e, begin);
+    int64_t ties = e.ties;
+    uint32_t limit = e.threshold + (ties == 0);
+    each(begin, count, [&](auto lanes, int64_t i) {
+        F v = p.at(i, lanes);
+        const I bits = magnitude(v);
+        uint32_t hits = at_least(bits, limit) & lanes.mask;
+        if (hits) {
+            if (ties) hits = within_quota(hits, bits, e.threshold, ties, limit);
+            writer.write(v, i, hits);
+            if (!e.keep) v = without(v, hits);
+        }
+        if (rest) store(rest + i, v, lanes);
+    });
+    writer.finish(begin + count);
+}
+static void emit(const Input& in, int64_t begin, int64_t count, Emission e) {
+    with_source(in, [&](auto p) {
+        if (e.width == 1) return emit_as<uint8_t>(p, in.rest, begin, count, e);
+        if (e.width == 2) return emit_as<uint16_t>(p, in.rest, begin, count, e);
+        emit_as<uint32_t>(p, in.rest, begin, count, e);
+    });
+}

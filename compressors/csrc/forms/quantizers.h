@@ -1,0 +1,101 @@
+// One bit, and eight bits, per element. Included inside a form's namespace, after source.h.
+
+static double sum(const Input& in, int64_t begin, int64_t count, int order) {
+    return with_source(in, [&](auto p) {
+        Sums sums;
+        if (order == 1)
+            each(begin, count, [&](auto lanes, int64_t i) { sums.add_magnitudes(p.at(i, lanes)); });
+        else
+            each(begin, count, [&](auto lanes, int64_t i) { sums.add_squares(p.at(i, lanes)); });
+        return sums.total();
+    });
+}
+
+// The bits of 16 elements, or of those that are left.
+GW_INLINE void put_bits(uint8_t* to, uint32_t mask, All) {
+    const uint16_t bits = uint16_t(mask);
+    memcpy(to, &bits, 2);
+}
+GW_INLINE void put_bits(uint8_t* to, uint32_t mask, Some some) {
+    const uint16_t bits = uint16_t(mask & some.mask);
+    memcpy(to, &bits, some.count > 8 ? 2 : 1);
+}
+GW_INLINE uint32_t get_bits(const uint8_t* from, All) {
+    uint16_t bits;
+    memcpy(&bits, from, 2);
+    return bits;
+}
+GW_INLINE uint32_t get_bits(const uint8_t* from, Some some) {
+    uint16_t bits = 0;
+    memcpy(&bits, from, some.count > 8 ? 2 : 1);
+    return bits;
+}
+
+static void sign_pack(const Input& in, int64_t begin, int64_t count, float scale, uint8_t* bits) {
+    float* const rest = in.rest;
+    with_source(in, [&](auto p) {
+        const F size = splat(scale);
+        each(begin, count, [&](auto lanes, int64_t i) {
+            const F v = p.at(i, lanes);
+            const uint32_t mask = not_negative(v);
+            put_bits(bits + (i - begin) / 8, mask, lanes);
+            if (rest) store(rest + i, sub(v, signed_by(mask, size)), lanes);
+        });
+    });
+}
+
+static void sign_add(const uint8_t* bits, int64_t count, float weight, float* out) {
+    const F size = splat(weight);
+    each(0, count, [&](auto lanes, int64_t i) {
+        const F value = signed_by(get_bits(bits + i / 8, lanes), size);
+        store(out + i, add(load(out + i, lanes), value), lanes);
+    });
+}
+
+// Numbers i to i + 15 of the stream: four counters, or parts of five.
+GW_INLINE F uniform_from(uint64_t seed, int64_t i) {
+    const uint64_t counter = uint64_t(i) / 4;
+    if (i % 4 == 0) return uniform(seed, counter);
+    float numbers[32];
+    spill(numbers, uniform(seed, counter));
+    spill(numbers + 16, uniform(seed, counter + 4));
+    return load(numbers + i % 4, All());
+}
+
+struct Nearest {
+    GW_METHOD I operator()(F v, int64_t) const { return nearest(v); }
+};
+struct AtRandom {
+    uint64_t seed;
+    GW_METHOD I operator()(F v, int64_t i) const { return floored(add(v, uniform_from(seed, i))); }
+};
+
+template <class S, class Round>
+GW_INLINE void quantize_by(const S& p, float* rest, int64_t begin, int64_t count, float scale, int8_t* levels,
+                           const Round& round) {
+    const F factor = splat(scale > 0 ? 1 / scale : 0.0f), back = splat(scale);
+    each(begin, count, [&](auto lanes, int64_t i) {
+        const F v = p.at(i, lanes);
+        const I level = limit(round(mul(v, factor), i), 127);
+        store(levels + (i - begin), level, lanes);
+        if (rest) store(rest + i, sub(v, mul(to_float(level), back)), lanes);
+    });
+}
+static void quantize(const Input& in, int64_t begin, int64_t count, float scale, const uint64_t* seed,
+                     int8_t* levels) {
+    with_source(in, [&](auto p) {
+        if (!seed) {
+            quantize_by(p, in.rest, begin, count, scale, levels, Nearest());
+        } else {
+            quantize_by(p, in.rest, begin, count, scale, levels, AtRandom{*seed});
+        }
+    });
+}
+
+static void int8_add(const int8_t* levels, int64_t count, float weight, float* out) {
+    const F factor = splat(weight);
+    each(0, count, [&](auto lanes, int64_t i) {
+        const F value = mul(to_float(load(levels + i, lanes)), factor);
+        store(out + i, add(load(out + i, lanes), value), lanes);
+    });
+}

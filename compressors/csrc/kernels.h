@@ -1,0 +1,105 @@
+// What the entry points (*.cpp here) and the forms (forms/*.cpp) share.
+//
+// A form is one set of inner loops, compiled for one instruction set: AVX-512, AVX2, or whatever the compiler assumes
+// of every processor. The loops exist once, as templates in forms/*.h over a small vocabulary of operations on 16
+// floats (forms/vec_*.h). All forms give the same bits. Entry points cut the work into ranges, spread these over
+// threads, and call the form that `active()` returns for each.
+#pragma once
+
+#include <cstdint>
+
+namespace gw {
+
+enum Dtype { F32 = 0, F16 = 1, BF16 = 2 };
+enum Isa { PLAIN = 0, AVX2 = 1, AVX512 = 2 };
+
+// What the entry points return; encoders of the casts return a count instead of DONE.
+enum Status { DONE = 0, NOT_FINITE = -1, REFUSED = -2, NO_MEMORY = -3 };
+
+// |p| as a bit pattern orders like |p|; from here on it is infinite, or no number.
+constexpr uint32_t INFINITE = 0x7f800000u;
+// Sums are formed per piece of so many elements and then added in order, so that threads do not change them.
+constexpr int64_t PIECE = 65536;
+// Scratch memory that a thread may take, in bytes.
+constexpr int64_t SCRATCH = 65536;
+
+// What is encoded: p = x + decay * residual, in fp32 (residual null: p = x), and where p minus what the payload says
+// goes (rest null: nowhere). rest may be x, so each p is computed before its place in rest is written.
+struct Input {
+    const void* x;
+    const float* residual;
+    float* rest;
+    float decay;
+    int32_t dtype;
+};
+
+// Magnitudes (as bit patterns) from a range: how many reach `high`, and a list of those in [low, high).
+struct Survey {
+    uint32_t low, high;
+    uint32_t* list;
+    int64_t capacity, size;  // size is -1 after the list overflowed
+    int64_t above;
+    uint32_t peak;
+};
+
+// A level of a radix selection: magnitudes in [low, high) are counted by (magnitude - low) >> shift.
+struct Level {
+    uint32_t low, high;
+    int shift;
+};
+constexpr int DIGITS = 2048;
+// Histograms that take turns: one counter that is bumped all the time would wait for itself.
+constexpr int TURNS = 4;
+
+// Where a range of a sparse payload goes: magnitudes above `threshold`, and the first `ties` of those equal to it.
+struct Emission {
+    uint32_t threshold;
+    int64_t ties;
+    int width;  // bytes of an offset; 4 has no chunks and no counts
+    uint8_t *counts, *offsets, *values;
+    bool keep;  // rest keeps what was chosen
+};
+
+// Elements per chunk: a count of the form's width can say "all of them".
+constexpr int64_t chunk_of(int width) {
+    return width == 1 ? 255 : width == 2 ? 65535 : INT64_MAX;
+}
+
+// A form's loops. Each works on `count` elements from `begin`, in one thread.
+struct Form {
+    // The largest |p|, as bits.
+    uint32_t (*peak)(const Input&, int64_t begin, int64_t count);
+    // The same, and rest = p.
+    uint32_t (*settle)(const Input&, int64_t begin, int64_t count);
+    // The same of x, which is copied to `out`.
+    uint32_t (*copy)(const Input&, int64_t begin, int64_t count, void* out);
+    // Sum of |p| (order 1) or p^2 (2) over at most PIECE elements; not finite if a p is not.
+    double (*sum)(const Input&, int64_t begin, int64_t count, int order);
+    void (*sign_pack)(const Input&, int64_t begin, int64_t count, float scale, uint8_t* bits);
+    void (*quantize)(const Input&, int64_t begin, int64_t count, float scale, const uint64_t* seed, int8_t* levels);
+    // Returns the largest |p|, as bits; adds to `saturated`.
+    uint32_t (*cast)(const Input&, int64_t begin, int64_t count, float divisor, int dtype, void* out,
+                     int64_t* saturated);
+    // out = p[indices], which lie in the input.
+    void (*take)(const Input&, const int64_t* indices, int64_t count, float* out);
+
+    // One magnitude from each of `count` strata of `stride` elements, counted by its highest 14 bits.
+    void (*sample)(const Input&, int64_t stride, int64_t count, uint32_t* histogram);
+    void (*survey)(const Input&, int64_t begin, int64_t count, Survey&);
+    // Adds to TURNS histograms of DIGITS entries. Returns the largest |p|, as bits.
+    uint32_t (*histogram)(const Input&, int64_t begin, int64_t count, Level, uint64_t* digits);
+    void (*emit)(const Input&, int64_t begin, int64_t count, Emission);
+
+    void (*sign_add)(const uint8_t* bits, int64_t count, float weight, float* out);
+    void (*int8_add)(const int8_t* levels, int64_t count, float weight, float* out);
+    void (*cast_add)(const void* values, int dtype, int64_t count, float weight, float* out);
+};
+
+extern const Form plain_form;
+#if defined(__x86_64__)
+extern const Form avx2_form, avx512_form;
+#endif
+
+const Form& active();
+
+}  // namespace gw

@@ -1,0 +1,166 @@
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "top_k.h"
+
+namespace gw {
+
+// Of a thread's scratch memory, a histogram takes the end, and a list the rest.
+constexpr int64_t HISTOGRAM = DIGITS * int64_t(sizeof(uint64_t));
+constexpr int64_t LISTED = (SCRATCH - HISTOGRAM) / int64_t(sizeof(uint32_t));
+static_assert(TURNS * HISTOGRAM <= SCRATCH, "histograms that take turns need all of it");
+
+// Ranges are cut where chunks of either width are.
+constexpr int64_t CHUNKS = 65535;
+static_assert(CHUNKS % chunk_of(1) == 0 && CHUNKS % chunk_of(2) == 0, "");
+
+constexpr int64_t MOST_SAMPLES = 65536, SAMPLE_BINS = 16384;
+static_assert(SAMPLE_BINS * int64_t(sizeof(uint32_t)) <= SCRATCH, "");
+
+Selection::Selection(const Form& form, const Input& in, int64_t n, int64_t k, int threads, uint8_t* values)
+    : form(form), in(in), n(n), k(k), workers(workers_for(n, threads)),
+      scratch_(new (std::nothrow) uint8_t[size_t(workers * SCRATCH)]) {
+    for (int worker = 0; worker < workers; ++worker) {
+        const Span part = part_of(n, CHUNKS, workers, worker);
+        ranges[worker] = {part.begin, part.count, scratch_.get() + worker * SCRATCH, {}, 0, 0, 0};
+    }
+    if (scratch_) give_lists(values);
+}
+
+// The memory of the values, or that of the thread, whichever holds more.
+void Selection::give_lists(uint8_t* values) {
+    uint8_t* const aligned = values + (-reinterpret_cast<uintptr_t>(values) & 3);
+    const int64_t shared = (k - 1) / workers;
+    for (int worker = 0; worker < workers; ++worker) {
+        Survey& survey = ranges[worker].survey;
+        const bool own = shared <= LISTED;
+        survey.list = reinterpret_cast<uint32_t*>(own ? ranges[worker].scratch : aligned + 4 * worker * shared);
+        survey.capacity = own ? LISTED : shared;
+    }
+}
+
+Status Selection::find() {
+    if (!scratch_) return NO_MEMORY;
+    uint32_t low = 0, high = INFINITE;
+    const bool all_listed = ranges[0].count + 15 <= LISTED;
+    if ((all_listed || guess(low, high)) && surveyed(low, high)) return finite() ? DONE : NOT_FINITE;
+    for (int worker = 0; worker < workers; ++worker) ranges[worker].above = 0;
+    select(k, [this](Level level) { count_all(level); });
+    return finite() ? DONE : NOT_FINITE;
+}
+
+// Bounds between which the threshold very likely is; false if guessing would not pay.
+bool Selection::guess(uint32_t& low, uint32_t& high) {
+    if (2 * k >= n) return false;
+    const int64_t samples = std::min(MOST_SAMPLES, n / 16);
+    uint32_t* const bins = reinterpret_cast<uint32_t*>(ranges[0].scratch);
+    memset(bins, 0, SAMPLE_BINS * sizeof *bins);
+    form.sample(in, n / samples, samples, bins);
+    const double rank = double(k) * double(samples) / double(n), margin = 3 * std::sqrt(rank) + 4;
+    int64_t above = 0;
+    bool found = false;
+    for (int64_t bin = SAMPLE_BINS - 1; bin >= 0; --bin) {
+        above += bins[bin];
+        if (!found && double(above) >= rank - margin && above) {
+            high = std::min(uint32_t(bin + 1) << 17, INFINITE);
+            found = true;
+        }
+        if (double(above) >= rank + margin) {
+            low = uint32_t(bin) << 17;
+            return true;
+        }
+    }
+    return true;
+}
+
+// Whether the threshold was between the bounds, and is now known; or there is none, as p is not finite.
+bool Selection::surveyed(uint32_t low, uint32_t high) {
+    parallel(workers, [&](int worker) {
+        Range& range = ranges[worker];
+        range.survey.low = low;
+        range.survey.high = high;
+        form.survey(in, range.begin, range.count, range.survey);
+        range.above = range.survey.above;
+        range.peak = range.survey.peak;
+    });
+    if (!finite()) return true;
+    int64_t above = 0, listed = 0;
+    bool complete = true;
+    for (int worker = 0; worker < workers; ++worker) {
+        above += ranges[worker].above;
+        listed += ranges[worker].survey.size;
+        complete &= ranges[worker].survey.size >= 0;
+    }
+    if (!complete || above >= k || above + listed < k) return false;
+    select(k - above, [this](Level level) { count_listed(level); });
+    return true;
+}
+
+bool Selection::finite() const {
+    for (int worker = 0; worker < workers; ++worker)
+        if (ranges[worker].peak >= INFINITE) return false;
+    return true;
+}
+
+static uint64_t* digits_of(const Range& range) {
+    return reinterpret_cast<uint64_t*>(range.scratch + SCRATCH - HISTOGRAM);
+}
+
+void Selection::count_listed(Level level) {
+    for (int worker = 0; worker < workers; ++worker) {
+        uint64_t* const digits = digits_of(ranges[worker]);
+        memset(digits, 0, HISTOGRAM);
+        const Survey& survey = ranges[worker].survey;
+        for (int64_t j = 0; j < survey.size; ++j) {
+            const uint32_t beyond = survey.list[j] - level.low;
+            if (beyond < level.high - level.low) ++digits[beyond >> level.shift];
+        }
+    }
+}
+
+void Selection::count_all(Level level) {
+    parallel(workers, [&](int worker) {
+        Range& range = ranges[worker];
+        uint64_t* const all = reinterpret_cast<uint64_t*>(range.scratch);
+        uint64_t* const digits = digits_of(range);
+        memset(all, 0, TURNS * HISTOGRAM);
+        range.peak = form.histogram(in, range.begin, range.count, level, all);
+        for (int turn = 0; turn < TURNS - 1; ++turn)
+            for (int digit = 0; digit < DIGITS; ++digit) digits[digit] += all[turn * DIGITS + digit];
+    });
+}
+
+// The digit of the element of that rank; leaves its rank among those of the same digit.
+int Selection::descend(int64_t& rank) {
+    for (int digit = DIGITS - 1; digit > 0; --digit) {
+        int64_t here = 0;
+        for (int worker = 0; worker < workers; ++worker) here += int64_t(digits_of(ranges[worker])[digit]);
+        if (here >= rank) return digit;
+        if (!here) continue;
+        rank -= here;
+        for (int worker = 0; worker < workers; ++worker)
+            ranges[worker].above += int64_t(digits_of(ranges[worker])[digit]);
+    }
+    return 0;
+}
+
+// The threshold's digits, the highest first: 11 bits, 10, and 10.
+template <class Count>
+void Selection::select(int64_t rank, const Count& count) {
+    uint32_t low = 0, high = INFINITE;
+    int digit = 0;
+    for (const int shift : {20, 10, 0}) {
+        count(Level{low, high, shift});
+        if (!finite()) return;
+        digit = descend(rank);
+        low += uint32_t(digit) << shift;
+        high = low + (1u << shift);
+    }
+    threshold = low;
+    ties = rank;
+    for (int worker = 0; worker < workers; ++worker)
+        ranges[worker].equal = int64_t(digits_of(ranges[worker])[digit]);
+}
+
+}  // namespace gw

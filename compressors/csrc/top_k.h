@@ -1,0 +1,51 @@
+// The threshold of the k largest magnitudes, exactly, in linear time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels.h"
+#include "threads.h"
+
+namespace gw {
+
+// What one thread works on.
+struct Range {
+    int64_t begin, count;
+    uint8_t* scratch;
+    Survey survey;
+    int64_t above, equal;  // how many elements are above the threshold, or equal to it
+    uint32_t peak;
+};
+
+// A sample tells between which two magnitudes the threshold very likely is. One pass over the elements counts what is
+// above both and lists what is between; the threshold is found in the list. If the sample misled, or the list would
+// be too long, three passes over the elements find the threshold digit by digit.
+struct Selection {
+    // `values` holds k floats, at any address: memory for the lists, until they are written.
+    Selection(const Form& form, const Input& in, int64_t n, int64_t k, int threads, uint8_t* values);
+    Status find();
+
+    const Form& form;
+    const Input in;
+    const int64_t n, k;
+    const int workers;
+    Range ranges[MOST_THREADS];
+    uint32_t threshold = 0;
+    int64_t ties = 0;  // how many of those equal to the threshold are wanted
+
+  private:
+    void give_lists(uint8_t* values);
+    bool guess(uint32_t& low, uint32_t& high);
+    bool surveyed(uint32_t low, uint32_t high);
+    bool finite() const;
+    void count_listed(Level level);
+    void count_all(Level level);
+    int descend(int64_t& rank);
+    template <class Count>
+    void select(int64_t rank, const Count& count);
+
+    std::unique_ptr<uint8_t[]> scratch_;
+};
+
+}  // namespace gw

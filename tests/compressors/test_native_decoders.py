@@ -1,0 +1,186 @@
+"""Native decoders add what the reference adds, bit for bit, and refuse what it refuses before they write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gradwire import PayloadError
+from gradwire.compressors.kernels import Feed, blocks_of, indices_of, native, reference
+from hypothesis import given
+from hypothesis import strategies as st
+from support.native_cases import DTYPES, FORMS, SIZES, VALUES, needs_native, running, same_bits, shifted, values
+
+pytestmark = needs_native
+
+Decode = Callable[[torch.Tensor], None]
+
+forms, threads = st.sampled_from(FORMS), st.integers(1, 3)
+weights = st.sampled_from([1.0, -1.0, 0.1, 1 / 3, 1e30, 1e-42])
+seeds, offsets = st.integers(0, 1 << 20), st.integers(0, 1)
+BLOCKS = st.sampled_from([8, 16, 24, 64, 1000, 2048, 65_544, 1 << 20])
+
+
+def check(isa: str, out: torch.Tensor, slow: Decode, fast: Decode) -> bool:
+    """Both decode to memory like `out`, and agree; or both refuse, and leave it alone. Whether they accepted."""
+    expected, result = out.clone(), shifted(out, 1)
+    with running(isa):
+        refusals = [refusal(slow, expected), refusal(fast, result)]
+    assert refusals[0] == refusals[1]
+    if refusals[0] is not None:
+        assert same_bits(result, out)
+    assert same_bits(result.nan_to_num(), expected.nan_to_num())
+    return refusals[0] is None
+
+
+def refusal(decode: Decode, out: torch.Tensor) -> str | None:
+    try:
+        decode(out)
+    except PayloadError as error:
+        return str(error)
+    return None
+
+
+@given(data=st.data(), n=SIZES, dtype=st.sampled_from(DTYPES), kind=st.sampled_from(VALUES), seed=seeds)
+def test_casts(data: st.DataObject, n: int, dtype: torch.dtype, kind: str, seed: int) -> None:
+    sent = shifted(values(kind, n, seed).to(dtype), data.draw(offsets))  # what fp16 cannot hold is inf
+    weight, count = data.draw(weights), data.draw(threads)
+    check(
+        data.draw(forms),
+        values("normal", n, seed + 1),
+        lambda out: reference.cast_decode_add(sent, out, weight),
+        lambda out: native.cast_decode_add(sent, out, weight, count),
+    )
+
+
+@given(isa=forms)
+def test_every_16_bit_pattern(isa: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        sent = torch.arange(1 << 16).to(torch.int32).to(torch.int16).view(dtype)
+        check(
+            isa,
+            torch.zeros(1 << 16),
+            lambda out, sent=sent: reference.cast_decode_add(sent, out, 1.0),
+            lambda out, sent=sent: native.cast_decode_add(sent, out, 1.0),
+        )
+
+
+def broken_scale(data: st.DataObject, payload: torch.Tensor, blocks: int) -> None:
+    """Now and then, another scale than an encoder writes."""
+    scale = data.draw(st.sampled_from([None, None, -0.0, 1e-40, -1e-40, -1.0, float("inf"), float("nan")]))
+    if scale is not None:
+        payload[: 4 * blocks].view(torch.float32)[data.draw(st.integers(0, blocks - 1))] = scale
+
+
+@given(data=st.data(), n=SIZES, block=BLOCKS, kind=st.sampled_from(VALUES), seed=seeds)
+def test_signs(data: st.DataObject, n: int, block: int, kind: str, seed: int) -> None:
+    payload = torch.empty(4 * blocks_of(n, block) + (n + 7) // 8, dtype=torch.uint8)
+    assert reference.sign_encode(Feed(values(kind, n, seed)), block, 1, payload)
+    broken_scale(data, payload, blocks_of(n, block))
+    weight, count, odd = data.draw(weights), data.draw(threads), shifted(payload, data.draw(offsets))
+    check(
+        data.draw(forms),
+        values("normal", n, seed + 1),
+        lambda out: reference.sign_decode_add(payload, block, out, weight),
+        lambda out: native.sign_decode_add(odd, block, out, weight, count),
+    )
+
+
+@given(data=st.data(), n=SIZES, block=BLOCKS, seed=seeds)
+def test_signs_apart_from_their_scales(data: st.DataObject, n: int, block: int, seed: int) -> None:
+    bits = torch.randint(256, ((n + 7) // 8,), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    scales, weight, count = values("normal", blocks_of(n, block), seed), data.draw(weights), data.draw(threads)
+    check(
+        data.draw(forms),
+        values("normal", n, seed + 1),
+        lambda out: reference.sign_unpack_add(bits, scales, block, out, weight),
+        lambda out: native.sign_unpack_add(bits, scales, block, out, weight, count),
+    )
+
+
+@given(data=st.data(), n=SIZES, block=BLOCKS | st.integers(1, 300), kind=st.sampled_from(VALUES), seed=seeds)
+def test_levels(data: st.DataObject, n: int, block: int, kind: str, seed: int) -> None:
+    payload = torch.empty(4 * blocks_of(n, block) + n, dtype=torch.uint8)
+    assert reference.int8_encode(Feed(values(kind, n, seed)), block, None, payload)
+    payload[-1] = 0x80  # -128, which no encoder writes
+    broken_scale(data, payload, blocks_of(n, block))
+    weight, count, odd = data.draw(weights), data.draw(threads), shifted(payload, data.draw(offsets))
+    check(
+        data.draw(forms),
+        values("normal", n, seed + 1),
+        lambda out: reference.int8_decode_add(payload, block, out, weight),
+        lambda out: native.int8_decode_add(odd, block, out, weight, count),
+    )
+
+
+@st.composite
+def sparse(draw: st.DrawFn, mutate: bool = True) -> tuple[torch.Tensor, int, int]:
+    """A payload of an encoder, often with a few other bytes among its places; n and k."""
+    n = draw(SIZES)
+    k = max(1, int(draw(st.sampled_from([0.0, 0.001, 0.02, 0.3, 0.9, 1.0])) * n))
+    nbytes = indices_of(n, k).nbytes
+    payload = torch.empty(nbytes + 4 * k, dtype=torch.uint8)
+    assert reference.top_k_encode(Feed(values(draw(st.sampled_from(VALUES)), n, draw(seeds))), k, payload, None)
+    for _ in range(draw(st.integers(0, 3)) if mutate else 0):
+        payload[draw(st.integers(0, nbytes - 1))] += draw(st.integers(1, 255))
+    if mutate and draw(st.booleans()):
+        at = draw(st.integers(0, nbytes - 2)) if nbytes > 1 else 0
+        payload[at : at + 2] = payload[at : at + 2].flip(0)
+    return payload, n, k
+
+
+@given(data=st.data(), case=sparse())
+def test_sparse(data: st.DataObject, case: tuple[torch.Tensor, int, int]) -> None:
+    payload, n, k = case
+    weight, count, odd = data.draw(weights), data.draw(threads), shifted(payload, data.draw(offsets))
+    isa = data.draw(forms)
+    accepted = check(
+        isa,
+        values("normal", n, 1),
+        lambda out: reference.sparse_decode_add(payload, k, out, weight),
+        lambda out: native.sparse_decode_add(odd, k, out, weight, count),
+    )
+    if accepted:
+        assert torch.equal(native.sparse_indices(odd, n, k), reference.sparse_indices(payload, n, k))
+    else:
+        with pytest.raises(PayloadError):
+            native.sparse_indices(odd, n, k)
+
+
+@given(case=sparse(mutate=False), seed=seeds)
+def test_put(case: tuple[torch.Tensor, int, int], seed: int) -> None:
+    payload, n, k = case
+    new, expected, result = values("normal", k, seed), torch.zeros(n), torch.zeros(n)
+    reference.put(new, payload, expected)
+    native.put(new, payload, result)
+    assert same_bits(result, expected)
+
+
+@given(data=st.data(), n=SIZES, seed=seeds)
+def test_scattered(data: st.DataObject, n: int, seed: int) -> None:
+    indices = reference.draw(n, data.draw(st.integers(1, n)), seed)
+    sent, weight = values("heavy", indices.numel(), seed), data.draw(weights)
+    check(
+        data.draw(forms),
+        values("normal", n, seed + 1),
+        lambda out: reference.scatter_add(sent, indices, out, weight),
+        lambda out: native.scatter_add(sent, indices, out, weight),
+    )
+
+
+@pytest.mark.parametrize(("n", "k", "width"), [(5000, 50, 8), (1 << 20, 100, 16), (1 << 20, 3, 32)])
+def test_each_width_of_places_is_checked(n: int, k: int, width: int) -> None:
+    assert indices_of(n, k).width == width
+    payload = torch.empty(indices_of(n, k).nbytes + 4 * k, dtype=torch.uint8)
+    assert reference.top_k_encode(Feed(values("normal", n, 1)), k, payload, None)
+    for at in range(indices_of(n, k).nbytes):
+        for change in (1, 0x80, 0xFF):
+            other = payload.clone()
+            other[at] += change
+            check(
+                "plain",
+                torch.zeros(n),
+                lambda out, other=other: reference.sparse_decode_add(other, k, out, 1.0),
+                lambda out, other=other: native.sparse_decode_add(other, k, out, 1.0),
+            )

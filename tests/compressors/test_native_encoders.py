@@ -1,0 +1,224 @@
+"""Native encoders write what the reference writes, bit for bit, in every form and with any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gradwire.compressors.kernels import Feed, blocks_of, indices_of, native, reference
+from hypothesis import given
+from hypothesis import strategies as st
+from support.native_cases import FORMS, Fed, fed, needs_native, running, same_bits, values
+
+pytestmark = needs_native
+
+#: an encoder, given what it writes to
+Encode = Callable[[Feed, torch.Tensor], object]
+
+BLOCKS = st.sampled_from([8, 16, 24, 64, 1000, 2048, 8192, 65_544, 1 << 20])
+ODD_BLOCKS = BLOCKS | st.integers(1, 300)
+
+
+def some_bytes(n: int) -> torch.Tensor:
+    return torch.full((n,), 77, dtype=torch.uint8)
+
+
+def check(case: Fed, out: torch.Tensor, slow: Encode, fast: Encode) -> None:
+    """Both encode to memory like `out`; result, what was written, and rest must agree; nothing else may change."""
+    feeds, outs = (case.feed(), case.feed()), (out.clone(), out.clone())
+    expected = slow(feeds[0], outs[0])
+    with running(case.isa):
+        result = fast(feeds[1], outs[1])
+    assert result == expected
+    if expected is not False and expected != -1:
+        assert same_bits(outs[1], outs[0])
+        assert same_bits(feeds[1].rest, feeds[0].rest)
+    assert case.rest == "x" or same_bits(feeds[1].x, case.x)
+    assert same_bits(feeds[1].residual, case.residual)
+
+
+@given(case=fed(), dtype=st.sampled_from([torch.float16, torch.bfloat16]), divisor=st.sampled_from([1.0, 2.0, 64.0]))
+def test_casts(case: Fed, dtype: torch.dtype, divisor: float) -> None:
+    check(
+        case,
+        torch.zeros(case.n, dtype=dtype),
+        lambda feed, out: reference.cast_encode(feed, divisor, out),
+        lambda feed, out: native.cast_encode(feed, divisor, out, case.threads),
+    )
+
+
+@given(case=fed())
+def test_copies(case: Fed) -> None:
+    check(
+        case,
+        torch.zeros_like(case.x),
+        lambda feed, out: reference.copy(feed.x, out),
+        lambda feed, out: native.copy(feed.x, out, case.threads),
+    )
+
+
+@given(case=fed())
+def test_checks(case: Fed) -> None:
+    with running(case.isa):
+        assert native.all_finite(case.x, case.threads) == bool(case.x.isfinite().all())
+
+
+@given(case=fed())
+def test_totals(case: Fed) -> None:
+    expected, feed = reference.total(case.feed()), case.feed()
+    with running(case.isa):
+        result = native.total(feed, case.threads)
+    assert same_bits(result, expected)
+    assert result is None or feed.rest is None or result is feed.rest
+
+
+@given(case=fed(), block=BLOCKS, order=st.integers(1, 2))
+def test_signs(case: Fed, block: int, order: int) -> None:
+    """Scales are means, which may differ in the last place; the rest is what the own scales leave."""
+    at = 4 * blocks_of(case.n, block)
+    feeds, payloads = (case.feed(), case.feed()), [some_bytes(at + (case.n + 7) // 8) for _ in range(2)]
+    expected = reference.sign_encode(feeds[0], block, order, payloads[0])
+    with running(case.isa):
+        assert native.sign_encode(feeds[1], block, order, payloads[1], case.threads) == expected
+    if not expected:
+        return
+    theirs, ours = (payload[:at].view(torch.int32) for payload in payloads)
+    assert int((theirs - ours).abs().max()) <= 1 or scales_at_the_limit(theirs, ours)
+    assert same_bits(payloads[1][at:], payloads[0][at:])
+    left = reference.total(case.feed())
+    assert left is not None
+    reference.sign_unpack_add(payloads[1][at:], payloads[1][:at].view(torch.float32), block, left, -1.0)
+    assert feeds[1].rest is None or same_bits(feeds[1].rest, left)
+
+
+def scales_at_the_limit(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
+    """Whether those that differ by more are 0 on one side, and hardly above the limit below which they are 0."""
+    far = (theirs - ours).abs() > 1
+    return int(torch.maximum(theirs, ours)[far].max()) <= 0x00800001
+
+
+@given(case=fed(), block=BLOCKS, order=st.integers(1, 2))
+def test_sums_depend_neither_on_form_nor_on_threads(case: Fed, block: int, order: int) -> None:
+    payloads = []
+    for isa, threads in (("plain", 1), (case.isa, case.threads)):
+        payloads.append(some_bytes(4 * blocks_of(case.n, block) + (case.n + 7) // 8))
+        with running(isa):
+            finite = native.sign_encode(case.feed(), block, order, payloads[-1], threads)
+        if not finite:
+            return
+    assert same_bits(payloads[0], payloads[1])
+
+
+@given(case=fed())
+def test_bits_alone(case: Fed) -> None:
+    x = case.x.float().nan_to_num()
+    expected, bits = some_bytes((case.n + 7) // 8), some_bytes((case.n + 7) // 8)
+    reference.sign_pack(x, expected)
+    with running(case.isa):
+        native.sign_pack(x, bits, case.threads)
+    assert same_bits(bits, expected)
+
+
+@given(case=fed(), block=ODD_BLOCKS, seed=st.none() | st.integers(0, (1 << 63) - 1))
+def test_levels(case: Fed, block: int, seed: int | None) -> None:
+    check(
+        case,
+        some_bytes(4 * blocks_of(case.n, block) + case.n),
+        lambda feed, out: reference.int8_encode(feed, block, seed, out),
+        lambda feed, out: native.int8_encode(feed, block, seed, out, case.threads),
+    )
+
+
+SHARES = st.sampled_from([0.0, 0.0001, 0.001, 0.01, 0.1, 0.4, 0.6, 1.0])
+
+
+@given(case=fed(), share=SHARES)
+def test_largest(case: Fed, share: float) -> None:
+    k = max(1, int(share * case.n))
+    check(
+        case,
+        some_bytes(indices_of(case.n, k).nbytes + 4 * k),
+        lambda feed, out: reference.top_k_encode(feed, k, out, None),
+        lambda feed, out: native.top_k_encode(feed, k, out, None, case.threads),
+    )
+
+
+@given(case=fed(), share=SHARES)
+def test_largest_with_values_elsewhere(case: Fed, share: float) -> None:
+    k = max(1, int(share * case.n))
+    found = [torch.zeros(k), torch.zeros(k + 1)[1:]]
+    check(
+        case,
+        some_bytes(indices_of(case.n, k).nbytes + 4 * k),
+        lambda feed, out: reference.top_k_encode(feed, k, out, found[0]),
+        lambda feed, out: native.top_k_encode(feed, k, out, found[1], case.threads),
+    )
+    assert reference.total(case.feed()) is None or same_bits(found[1], found[0])
+
+
+@given(case=fed(), share=st.sampled_from([0.0, 0.01, 0.3, 0.9, 1.0]), seed=st.integers(0, 99))
+def test_drawn(case: Fed, share: float, seed: int) -> None:
+    indices = reference.draw(case.n, max(1, int(share * case.n)), seed)
+    check(
+        case,
+        torch.zeros(indices.numel()),
+        lambda feed, out: reference.gather_encode(feed, indices, out),
+        lambda feed, out: native.gather_encode(feed, indices, out, case.threads),
+    )
+
+
+@given(n=st.integers(1, 300_000), share=st.floats(0, 1), seed=st.integers(0, (1 << 63) - 1))
+def test_draws(n: int, share: float, seed: int) -> None:
+    k = min(n, int(share * n) + 1)
+    assert torch.equal(native.draw(n, k, seed), reference.draw(n, k, seed))
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65])
+def test_draws_of_all_and_of_nearly_all(n: int) -> None:
+    for k in range(1, n + 1):
+        assert torch.equal(native.draw(n, k, 5), reference.draw(n, k, 5))
+
+
+#: what makes a sample mislead, fills lists, or makes every element a tie
+UNLUCKY = {
+    "ascending": lambda n: torch.linspace(1, 2, n),
+    "descending": lambda n: torch.linspace(2, 1, n),
+    "constant": lambda n: torch.ones(n),
+    "zeros": lambda n: torch.zeros(n),
+    "few": lambda n: values("few", n, 1),
+    "steps": lambda n: (torch.arange(n) // (n // 7)).float(),
+    "periodic": lambda n: (torch.arange(n) % 16 == 0).float() + torch.linspace(0, 1e-3, n),
+    "last": lambda n: (torch.arange(n) >= n - n // 50).float(),
+    "close": lambda n: 1 + torch.arange(n).remainder(97).float() * 2.0**-23,
+}
+
+
+@pytest.mark.parametrize("isa", FORMS)
+@pytest.mark.parametrize("kind", UNLUCKY)
+@pytest.mark.parametrize("n", [20_000, (1 << 20) + 3])
+def test_largest_of_unlucky_tensors(isa: str, kind: str, n: int) -> None:
+    x = UNLUCKY[kind](n)
+    for k in (1, n // 1000, n // 49, n // 2 + 1):
+        payloads = [some_bytes(indices_of(n, k).nbytes + 4 * k) for _ in range(3)]
+        assert reference.top_k_encode(Feed(x), k, payloads[0], None)
+        with running(isa):
+            for threads, payload in enumerate(payloads[1:], 1):
+                rest = torch.empty(n)
+                assert native.top_k_encode(Feed(x, rest=rest), k, payload, None, threads)
+                assert same_bits(payload, payloads[0])
+                assert int(rest.count_nonzero()) == max(0, int(x.count_nonzero()) - k)
+
+
+def test_counted_random_numbers_are_those_of_the_paper() -> None:
+    """Known answers of Philox4x32-10 (Random123): by them, element 0 to 3 of a block are rounded up or not."""
+    words = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    x = torch.tensor([127.0, 127.0, 127.0, 127.0, 127.0])
+    for j, word in enumerate(words):
+        chance = word / (1 << 32)
+        for shift, level in ((-1e-3, 0), (1e-3, 1)):
+            x[:4] = 0
+            x[j] = 1 - chance + shift
+            payload = some_bytes(4 + 5)
+            assert native.int8_encode(Feed(x), 5, 0, payload)
+            assert payload[4 + j] == level

@@ -12,22 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from ..compressors.errors import ConfigError, MissingDependencyError
+from . import bench_codecs
 from .arguments import between, file_to_write
-from .bench_ranks import BENCHES
 from .old_nccl import RELEASE
 from .runs import RunError, environment, launch_command
 
 __all__ = ["add_arguments", "run"]
 
-#: the one that goes over torch.distributed instead of Horovod
-ONEBIT = "onebit"
+#: the one without ranks, and the one that goes over torch.distributed instead of Horovod
+CODECS, ONEBIT = "codecs", "onebit"
+PURPOSES = {
+    "adapter": "many small gradients: what the Horovod adapter itself costs",
+    "resnet50": "the gradients of a ResNet-50 through Horovod, by compressor",
+    ONEBIT: "one averaged buffer: DeepSpeed's own 1-bit code, and ours",
+}
 #: where launch/setup puts it
 OLD_DEEPSPEED = Path(sys.prefix) / f"deepspeed-{RELEASE}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `gradwire bench`."""
-    parser.add_argument("what", choices=sorted([*BENCHES, ONEBIT]), help="which comparison")
+    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    for name, purpose in {**PURPOSES, CODECS: "codecs against a copy of the gradient, in this process"}.items():
+        kind = kinds.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+        (bench_codecs.add_arguments if name == CODECS else _add_rank_arguments)(kind)
+
+
+def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--np", type=between(2, 64), default=2, metavar="N", help="ranks (default: 2)")
     parser.add_argument("--mpi", action="store_true", help="Horovod over MPI instead of Gloo")
     parser.add_argument(
@@ -37,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the ranks, print the table.
+    """Measure, print the table.
 
     Raises:
         MissingDependencyError: Horovod, DeepSpeed or rich is not installed.
@@ -47,14 +58,19 @@ def run(options: argparse.Namespace) -> int:
     try:
         from rich.console import Console
 
-        from .bench_table import table
+        from .bench_table import codecs, table
     except ImportError as error:
         raise MissingDependencyError(error.name or "rich", "demo", "gradwire bench") from error
-    check(options)
     console = Console()
-    with console.status(f"{options.what}: {options.steps} steps of each row on {options.np} ranks"):
-        rows = measure(options)
-    console.print(table(options.what, rows))
+    if options.what == CODECS:
+        with console.status("codecs") as status:
+            rows = bench_codecs.rows(options, status.update)
+        console.print(codecs(rows))
+    else:
+        check(options)
+        with console.status(f"{options.what}: {options.steps} steps of each row on {options.np} ranks"):
+            rows = measure(options)
+        console.print(table(options.what, rows))
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0

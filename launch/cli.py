@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": "times of steps and calls, side by side",
     "deepspeed": "run an untouched script by the deepspeed launcher, with gradwire registered in every rank",
     "demo": "train a small GPT with and without compression; a table and a picture",
+    "doctor": "what is installed, and which kernels run",
 }
 
 

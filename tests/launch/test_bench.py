@@ -38,7 +38,7 @@ def reporting(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     ("arguments", "named", "allowed"),
     [
         (["adaptor"], "'adaptor'", "resnet50"),
-        ([], "what", "required"),
+        ([], "WHAT", "required"),
         (["adapter", "--np=1"], "'1'", "from 2 to 64"),
         (["adapter", "--np=many"], "'many'", "from 2 to 64"),
         (["adapter", "--steps=0"], "'0'", "from 1 to 100000"),

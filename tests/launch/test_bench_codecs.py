@@ -1,0 +1,119 @@
+"""`gradwire bench codecs`: what it accepts, measures, verifies, shows and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gradwire import ErrorFeedback, Int8, OneBit, RandomK, TopK
+from gradwire.compressors import kernels
+from gradwire.launch import bench_codecs, cli
+from gradwire.launch.bench_codecs import CODECS, Case, cases, limit, measure, verify
+from gradwire.launch.bench_table import CODEC_COLUMNS, codec_cells, codecs
+from gradwire.launch.runs import RunError
+
+KEYS = {
+    "codec",
+    "op",
+    "numel",
+    "dtype",
+    "threads",
+    "kernels",
+    "ratio_to_memcpy",
+    "ns_per_call",
+    "wire_bytes",
+    "limit_bytes",
+}
+
+
+@pytest.fixture(autouse=True)
+def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_codecs, "WORK", 1)
+    monkeypatch.setattr(bench_codecs, "FEWEST", 1)
+    monkeypatch.setattr(bench_codecs, "BATCH", 1)
+
+
+def case_of(codec: Any, numel: int = 5000, dtype: torch.dtype = torch.float32) -> Case:
+    return next(case for case in cases(numel, dtype) if case.codec == codec)
+
+
+def test_rows_are_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    arguments = ["bench", "codecs", "--numel", "1024", "3000", "--threads", "1", f"--json={tmp_path / 'rows.json'}"]
+    assert cli.main(arguments) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert len(rows) == 2 * 2 * len(CODECS)
+    assert all(row.keys() == KEYS for row in rows)
+    assert {row["op"] for row in rows} == {"encode", "decode_add"}
+    assert all(row["ratio_to_memcpy"] > 0 and row["ns_per_call"] > 0 for row in rows)
+    assert all(row["wire_bytes"] >= row["limit_bytes"] for row in rows if row["numel"] == 3000)
+    assert "onebit" in capsys.readouterr().out
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_it_says_which_kernels_ran(reference: bool) -> None:
+    options = cli.command_line().parse_args(["bench", "codecs", "--numel=100", *(["--reference"] if reference else [])])
+    expected = "native" if kernels.native_is_used() and not reference else "reference"
+    assert {row["kernels"] for row in bench_codecs.rows(options, lambda line: None)} == {expected}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_a_wrong_result_is_an_error(codec: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(codec, dtype=dtype)
+    verify(case)
+    decode = type(codec).decompress_add
+    monkeypatch.setattr(type(codec), "decompress_add", lambda self, *args: decode(self, *args[:3], 1.1))
+    with pytest.raises(RunError, match="5000 elements: decoded and left out miss the input"):
+        verify(case)
+
+
+def test_the_limit_is_what_must_be_said() -> None:
+    numel = 25 << 20
+    sparse = measure(case_of(ErrorFeedback(TopK(ratio=0.01)), 100_000), "decode_add", 1)
+    assert 1.0 < sparse["wire_bytes"] / sparse["limit_bytes"] < 1.1
+    assert limit(case_of(ErrorFeedback(OneBit()), 8000)) == 1000
+    assert limit(case_of(ErrorFeedback(RandomK(ratio=0.01)), 8000)) == 320
+    assert limit(case_of(ErrorFeedback(Int8(block=256)), 8000)) == 8000
+    entropy = bench_codecs._entropy(numel, numel // 100)
+    assert entropy / (numel // 100) == pytest.approx(1.01, abs=0.005)
+
+
+def test_the_table() -> None:
+    row = {
+        "codec": "onebit",
+        "op": "encode",
+        "numel": 1000,
+        "dtype": "float32",
+        "threads": 1,
+        "kernels": "native",
+        "ratio_to_memcpy": 2.512,
+        "ns_per_call": 12_345.0,
+        "wire_bytes": 129,
+        "limit_bytes": 125.0,
+    }
+    assert codec_cells(row) == ["onebit", "encode", "1000", "2.51", "12.3 µs", "0.1290", "3.2 %"]
+    shown = codecs([row])
+    assert (shown.row_count, len(shown.columns)) == (1, len(CODEC_COLUMNS))
+    assert "native" in str(shown.title)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        (["--numel", "0"], "from 1 to"),
+        (["--dtype", "fp64"], "fp32"),
+        (["--threads", "0"], "from 1 to"),
+        (["--np=2"], ""),
+    ],
+)
+def test_a_bad_value_is_refused_with_the_allowed_ones(
+    arguments: list[str], allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.command_line().parse_args(["bench", "codecs", *arguments])
+    assert allowed in capsys.readouterr().err.splitlines()[-1]

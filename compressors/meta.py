@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -38,7 +39,7 @@ class TensorMeta:
     def __post_init__(self) -> None:
         check_dtype(self.name, self.dtype)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return math.prod(self.shape)
 

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from .errors import ConfigError
 
@@ -43,6 +44,7 @@ def nearest(value: object, choices: Sequence[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+@lru_cache(maxsize=4096)
 def count(ratio: float, numel: int) -> int:
     """`ratio * numel` rounded up, at least 1; 0 of 0. Exact: the ratio is the decimal number that it prints as."""
     return max(1, math.ceil(Fraction(repr(float(ratio))) * numel)) if numel else 0

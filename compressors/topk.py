@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -91,7 +92,12 @@ class TopK(Compressor):
         return self.values or _RAW
 
     def _inner_meta(self, meta: TensorMeta) -> TensorMeta:
-        return TensorMeta(name=meta.name, shape=(self.entries(meta),), dtype=torch.float32)
+        return _values_meta(meta.name, self.entries(meta))
 
     def _inner_context(self, ctx: Context) -> Context:
-        return replace(ctx, meta=self._inner_meta(ctx.meta))
+        return Context(meta=self._inner_meta(ctx.meta), step=ctx.step, rank=ctx.rank, seed=ctx.seed)
+
+
+@lru_cache(maxsize=4096)
+def _values_meta(name: str, k: int) -> TensorMeta:
+    return TensorMeta(name=name, shape=(k,), dtype=torch.float32)

@@ -26,22 +26,22 @@ void set(uint8_t* to, int64_t index, T value) {
 // The reciprocal of a denormal scale would be infinite.
 inline float guarded(float scale) { return scale > FLT_MIN ? scale : 0.0f; }
 
-// Encodes block after block by encode(begin, count, index), several at a time; where blocks are too few for that, by
-// encode_long, which uses the threads within a block. False as soon as one returns false.
-template <class Encode, class EncodeLong>
-bool encode_blocks(int64_t n, int64_t block, int threads, const Encode& encode, const EncodeLong& encode_long) {
+// Encodes block after block, several at a time; where blocks are too few for that, with all threads within a block.
+// False as soon as one is not finite.
+template <class Encoder>
+bool encode_blocks(int64_t n, int64_t block, int threads, Encoder& encoder) {
     const int64_t blocks = blocks_in(n, block);
     const int workers = workers_for(n, threads);
+    const auto span = [&](int64_t b) { return Span{b * block, std::min(block, n - b * block)}; };
     if (workers > 1 && blocks < 4 * workers) {
         for (int64_t b = 0; b < blocks; ++b)
-            if (!encode_long(b * block, std::min(block, n - b * block), b, workers)) return false;
+            if (!encoder.encode_together(span(b), b, workers)) return false;
         return true;
     }
     std::atomic<bool> fine(true);
-    parallel(workers, [&](int worker) {
-        const Span mine = part_of(blocks, 1, workers, worker);
-        for (int64_t b = mine.begin; b < mine.begin + mine.count; ++b)
-            if (!encode(b * block, std::min(block, n - b * block), b)) fine = false;
+    over_parts(blocks, 1, workers, [&](int64_t first, int64_t count) {
+        for (int64_t b = first; b < first + count && fine; ++b)
+            if (!encoder.encode(span(b), b)) fine = false;
     });
     return fine;
 }
@@ -58,7 +58,7 @@ inline bool acceptable(const uint8_t* scales, int64_t count) {
 // Calls add(begin, count, scale * weight) for runs that lie within a block and begin at multiples of 8, if blocks do.
 template <class Add>
 void decode_blocks(const uint8_t* scales, int64_t n, int64_t block, float weight, int threads, const Add& add) {
-    over_parts(n, 4096, threads, [&](int64_t begin, int64_t count) {
+    over_parts(n, 4096, workers_for(n, threads), [&](int64_t begin, int64_t count) {
         for (int64_t i = begin, stop; i < begin + count; i = stop) {
             const int64_t b = i / block;
             stop = std::min(begin + count, (b + 1) * block);

@@ -1,5 +1,6 @@
 // Which elements all ranks draw alike; docs/wire-format.md describes it.
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 
@@ -9,33 +10,18 @@ using namespace gw;
 
 namespace {
 
-// numpy's Philox(key=seed).random_raw: Philox4x64-10 of counters from 1 on.
-class Words {
-  public:
-    explicit Words(uint64_t seed) : seed_(seed) {}
-    uint64_t next() {
-        if (used_ == 4) refill();
-        return words_[used_++];
-    }
-
-  private:
+// The four words that numpy's Philox(key=seed) makes of a counter: Philox4x64-10. Its stream begins at 1.
+void philox(uint64_t seed, uint64_t counter, uint64_t* words) {
     using Wide = unsigned __int128;
-
-    void refill() {
-        uint64_t a = ++counter_, b = 0, c = 0, d = 0, low = seed_, high = 0;
-        for (int round = 0; round < 10; ++round) {
-            const Wide one = Wide(a) * 0xD2E7470EE14C6C93u, two = Wide(c) * 0xCA5A826395121157u;
-            a = uint64_t(two >> 64) ^ b ^ low, b = uint64_t(two);
-            c = uint64_t(one >> 64) ^ d ^ high, d = uint64_t(one);
-            low += 0x9E3779B97F4A7C15u, high += 0xBB67AE8584CAA73Bu;
-        }
-        words_[0] = a, words_[1] = b, words_[2] = c, words_[3] = d;
-        used_ = 0;
+    uint64_t a = counter, b = 0, c = 0, d = 0, low = seed, high = 0;
+    for (int round = 0; round < 10; ++round) {
+        const Wide one = Wide(a) * 0xD2E7470EE14C6C93u, two = Wide(c) * 0xCA5A826395121157u;
+        a = uint64_t(two >> 64) ^ b ^ low, b = uint64_t(two);
+        c = uint64_t(one >> 64) ^ d ^ high, d = uint64_t(one);
+        low += 0x9E3779B97F4A7C15u, high += 0xBB67AE8584CAA73Bu;
     }
-
-    uint64_t seed_, counter_ = 0, words_[4];
-    int used_ = 4;
-};
+    words[0] = a, words[1] = b, words[2] = c, words[3] = d;
+}
 
 // x % n, by a product: the quotient from the rounded reciprocal is right, or one too small.
 class Modulo {
@@ -54,6 +40,42 @@ struct Free {
     void operator()(void* memory) const { free(memory); }
 };
 
+// Marks so many different places.
+void mark(uint64_t* drawn, uint64_t n, int64_t missing, uint64_t seed) {
+    constexpr int64_t BATCH = 64;  // memory is fetched for so many at a time
+    const Modulo below(n);
+    uint64_t places[BATCH];
+    for (uint64_t counter = 1; missing;) {
+        const int64_t count = std::min(BATCH, (missing + 3) & ~int64_t(3));
+        for (int64_t j = 0; j < count; j += 4) philox(seed, counter++, places + j);
+        for (int64_t j = 0; j < count; ++j) {
+            places[j] = below(places[j]);
+            __builtin_prefetch(&drawn[places[j] / 64], 1);
+        }
+        for (int64_t j = 0; j < count && missing; ++j) {
+            uint64_t& word = drawn[places[j] / 64];
+            const uint64_t bit = uint64_t(1) << places[j] % 64;
+            missing -= !(word & bit);
+            word |= bit;
+        }
+    }
+}
+
+// Writes the places of a word's bits, the first of which is number `first`. Mostly there are less than three: their
+// number cannot be foreseen, so two are written in any case.
+int64_t* list(uint64_t word, int64_t first, int64_t* out, const int64_t* end) {
+    constexpr uint64_t GUARD = uint64_t(1) << 63;  // there is no lowest bit of 0
+    if (end - out >= 2) {
+        const uint64_t second = word & (word - 1);
+        out[0] = first + __builtin_ctzll(word | GUARD);
+        out[1] = first + __builtin_ctzll(second | GUARD);
+        out += (word != 0) + (second != 0);
+        word = second & (second - 1);
+    }
+    for (; word; word &= word - 1) *out++ = first + __builtin_ctzll(word);
+    return out;
+}
+
 }  // namespace
 
 // Writes k of n places in ascending order. Takes n / 8 bytes of memory: a bit per place.
@@ -63,18 +85,10 @@ GW_API int64_t gw_draw(int64_t n, int64_t k, uint64_t seed, int64_t* out) {
     if (!bits) return NO_MEMORY;
     uint64_t* const drawn = bits.get();
     const bool keep = k <= n - k;  // else those are drawn that are left out
-    Words stream(seed);
-    const Modulo below(static_cast<uint64_t>(n));
-    for (int64_t missing = keep ? k : n - k; missing;) {
-        const uint64_t place = below(stream.next()), bit = uint64_t(1) << place % 64;
-        uint64_t& word = drawn[place / 64];
-        missing -= !(word & bit);
-        word |= bit;
-    }
-    for (int64_t w = 0; w < words; ++w) {
-        uint64_t left = keep ? drawn[w] : ~drawn[w];
-        if (w == words - 1) left &= (uint64_t(1) << n % 64) - 1;
-        for (; left; left &= left - 1) *out++ = 64 * w + __builtin_ctzll(left);
-    }
+    mark(drawn, uint64_t(n), keep ? k : n - k, seed);
+    const int64_t* const end = out + k;
+    for (int64_t w = 0; w < words - 1; ++w) out = list(keep ? drawn[w] : ~drawn[w], 64 * w, out, end);
+    const uint64_t last = (keep ? drawn[words - 1] : ~drawn[words - 1]) & ((uint64_t(1) << n % 64) - 1);
+    list(last, 64 * (words - 1), out, end);
     return DONE;
 }

@@ -15,34 +15,54 @@ static float scale_of(uint32_t peak) {
     return guarded(std::min(most / 127, largest));
 }
 
+namespace {
+
+struct Encoder {
+    const Form& form;
+    const Input first, second;  // for the pass that measures a block, and for the one that writes it
+    const uint64_t* const seed;
+    uint8_t* const scales;
+    int8_t* const levels;
+
+    Encoder(const Input& in, int64_t n, int64_t block, const uint64_t* seed, uint8_t* payload)
+        : form(active()), first(in.first_of_two(block)), second(in.second_of_two(block)), seed(seed), scales(payload),
+          levels(reinterpret_cast<int8_t*>(payload + 4 * blocks_in(n, block))) {}
+
+    uint32_t measure(int64_t begin, int64_t count) const {
+        return (first.rest ? form.settle : form.peak)(first, begin, count);
+    }
+    // False if p is not finite.
+    bool put_scale(uint32_t peak, int64_t index) const {
+        set(scales, index, scale_of(peak));
+        return peak < INFINITE;
+    }
+    void write(int64_t begin, int64_t count, int64_t index) const {
+        form.quantize(second, begin, count, get<float>(scales, index), seed, levels + begin);
+    }
+    bool encode(Span block, int64_t index) const {
+        if (!put_scale(measure(block.begin, block.count), index)) return false;
+        write(block.begin, block.count, index);
+        return true;
+    }
+    bool encode_together(Span block, int64_t index, int workers) const {
+        const uint32_t peak = largest_of(block.count, PIECE, workers, [&](int64_t at, int64_t count) {
+            return measure(block.begin + at, count);
+        });
+        if (!put_scale(peak, index)) return false;
+        over_parts(block.count, PIECE, workers,
+                   [&](int64_t at, int64_t count) { write(block.begin + at, count, index); });
+        return true;
+    }
+};
+
+}  // namespace
+
 // Without `at_random` levels are rounded to the nearest, and the seed means nothing.
-GW_API int64_t gw_int8_encode(GW_FEED, int64_t block, int32_t at_random, uint64_t number, uint8_t* payload,
+GW_API int64_t gw_int8_encode(GW_FEED, int64_t block, int32_t at_random, uint64_t seed, uint8_t* payload,
                               int32_t threads) {
-    const uint64_t* const seed = at_random ? &number : nullptr;
-    const Form& form = active();
-    const Input in = GW_INPUT;
-    int8_t* const levels = reinterpret_cast<int8_t*>(payload + 4 * blocks_in(n, block));
-    const auto encode = [&](int64_t begin, int64_t count, int64_t b) {
-        const uint32_t peak = form.peak(in, begin, count);
-        if (peak >= INFINITE) return false;
-        const float scale = scale_of(peak);
-        set(payload, b, scale);
-        form.quantize(in, begin, count, scale, seed, levels + begin);
-        return true;
-    };
-    const auto together = [&](int64_t begin, int64_t count, int64_t b, int workers) {
-        const uint32_t peak = largest_of(count, PIECE, workers, [&](int64_t at, int64_t many) {
-            return form.peak(in, begin + at, many);
-        });
-        if (peak >= INFINITE) return false;
-        const float scale = scale_of(peak);
-        set(payload, b, scale);
-        over_parts(count, PIECE, workers, [&](int64_t at, int64_t many) {
-            form.quantize(in, begin + at, many, scale, seed, levels + begin + at);
-        });
-        return true;
-    };
-    return encode_blocks(n, block, threads, encode, together) ? DONE : NOT_FINITE;
+    block = std::min(block, n);
+    Encoder encoder(GW_INPUT, n, block, at_random ? &seed : nullptr, payload);
+    return encode_blocks(n, block, threads, encoder) ? DONE : NOT_FINITE;
 }
 
 GW_API int64_t gw_int8_decode_add(const uint8_t* payload, int64_t n, int64_t block, float* out, float weight,

@@ -23,6 +23,11 @@ constexpr int64_t PIECE = 65536;
 // Scratch memory that a thread may take, in bytes.
 constexpr int64_t SCRATCH = 65536;
 
+// So many elements are still in the cache after a pass over them.
+constexpr int64_t CACHED = 1 << 17;
+// From so many elements on, what is written is gone from the cache before anybody reads it.
+constexpr int64_t LONG = 1 << 20;
+
 // What is encoded: p = x + decay * residual, in fp32 (residual null: p = x), and where p minus what the payload says
 // goes (rest null: nowhere). rest may be x, so each p is computed before its place in rest is written.
 struct Input {
@@ -31,6 +36,18 @@ struct Input {
     float* rest;
     float decay;
     int32_t dtype;
+    bool stream;  // rest is long, and none of it is in the cache: write past the cache where that can be
+
+    // The first of two passes may settle the input: rest = p. Then the second has less to read. `settling` is what
+    // the first is fed with, `settled` the second.
+    bool unsettled() const { return rest && (rest != x || residual); }
+    Input settling() const { return unsettled() ? *this : Input{x, residual, nullptr, decay, dtype, false}; }
+    Input settled() const { return unsettled() ? Input{rest, nullptr, rest, 1, F32, false} : *this; }
+    // The same for two passes over blocks of so many elements; short ones are still in the cache.
+    Input first_of_two(int64_t block) const {
+        return block > CACHED ? settling() : Input{x, residual, nullptr, decay, dtype, false};
+    }
+    Input second_of_two(int64_t block) const { return block > CACHED ? settled() : *this; }
 };
 
 // Magnitudes (as bit patterns) from a range: how many reach `high`, and a list of those in [low, high).
@@ -39,6 +56,15 @@ struct Survey {
     uint32_t* list;
     int64_t capacity, size;  // size is -1 after the list overflowed
     int64_t above;
+    uint32_t peak;
+};
+
+// Places to pick from, ascending; `count` are left. Those that have their turn in a range are taken, in order.
+struct Picks {
+    const int64_t* places;
+    int64_t count;
+    float* out;
+    int64_t taken;
     uint32_t peak;
 };
 
@@ -73,21 +99,23 @@ struct Form {
     uint32_t (*settle)(const Input&, int64_t begin, int64_t count);
     // The same of x, which is copied to `out`.
     uint32_t (*copy)(const Input&, int64_t begin, int64_t count, void* out);
-    // Sum of |p| (order 1) or p^2 (2) over at most PIECE elements; not finite if a p is not.
+    // Sum of |p| (order 1) or p^2 (2) over at most PIECE elements, not finite if a p is not; and rest = p.
     double (*sum)(const Input&, int64_t begin, int64_t count, int order);
     void (*sign_pack)(const Input&, int64_t begin, int64_t count, float scale, uint8_t* bits);
     void (*quantize)(const Input&, int64_t begin, int64_t count, float scale, const uint64_t* seed, int8_t* levels);
     // Returns the largest |p|, as bits; adds to `saturated`.
     uint32_t (*cast)(const Input&, int64_t begin, int64_t count, float divisor, int dtype, void* out,
                      int64_t* saturated);
-    // out = p[indices], which lie in the input.
-    void (*take)(const Input&, const int64_t* indices, int64_t count, float* out);
+    // rest = p, but 0 at the places that are picked.
+    void (*gather)(const Input&, int64_t begin, int64_t count, Picks&);
 
     // One magnitude from each of `count` strata of `stride` elements, counted by its highest 14 bits.
     void (*sample)(const Input&, int64_t stride, int64_t count, uint32_t* histogram);
+    // And rest = p.
     void (*survey)(const Input&, int64_t begin, int64_t count, Survey&);
     // Adds to TURNS histograms of DIGITS entries. Returns the largest |p|, as bits.
     uint32_t (*histogram)(const Input&, int64_t begin, int64_t count, Level, uint64_t* digits);
+    // Where the input is in place; or has no rest.
     void (*emit)(const Input&, int64_t begin, int64_t count, Emission);
 
     void (*sign_add)(const uint8_t* bits, int64_t count, float weight, float* out);

@@ -44,10 +44,19 @@ Status Selection::find() {
     if (!scratch_) return NO_MEMORY;
     uint32_t low = 0, high = INFINITE;
     const bool all_listed = ranges[0].count + 15 <= LISTED;
-    if ((all_listed || guess(low, high)) && surveyed(low, high)) return finite() ? DONE : NOT_FINITE;
+    const bool guessed = all_listed || guess(low, high);
+    if (!guessed) settle();
+    if (guessed && surveyed(low, high)) return finite() ? DONE : NOT_FINITE;
     for (int worker = 0; worker < workers; ++worker) ranges[worker].above = 0;
     select(k, [this](Level level) { count_all(level); });
     return finite() ? DONE : NOT_FINITE;
+}
+
+// The first pass, if no survey is.
+void Selection::settle() {
+    if (in.unsettled())
+        over_parts(n, CHUNKS, workers, [&](int64_t begin, int64_t count) { form.settle(in, begin, count); });
+    in = in.settled();
 }
 
 // Bounds between which the threshold very likely is; false if guessing would not pay.
@@ -76,14 +85,16 @@ bool Selection::guess(uint32_t& low, uint32_t& high) {
 
 // Whether the threshold was between the bounds, and is now known; or there is none, as p is not finite.
 bool Selection::surveyed(uint32_t low, uint32_t high) {
+    const Input first = in.settling();
     parallel(workers, [&](int worker) {
         Range& range = ranges[worker];
         range.survey.low = low;
         range.survey.high = high;
-        form.survey(in, range.begin, range.count, range.survey);
+        form.survey(first, range.begin, range.count, range.survey);
         range.above = range.survey.above;
         range.peak = range.survey.peak;
     });
+    in = in.settled();
     if (!finite()) return true;
     int64_t above = 0, listed = 0;
     bool complete = true;

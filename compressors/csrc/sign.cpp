@@ -16,61 +16,71 @@ static float scale_of(double sum, int64_t count, int order) {
 
 // Calls piece(begin, count, index) for pieces of a block; their sums are added in this order.
 template <class Piece>
-static void each_piece(int64_t begin, int64_t count, const Piece& piece) {
-    for (int64_t at = 0; at < count; at += PIECE) piece(begin + at, std::min(PIECE, count - at), at / PIECE);
+static void each_piece(Span block, const Piece& piece) {
+    for (int64_t at = 0; at < block.count; at += PIECE)
+        piece(block.begin + at, std::min(PIECE, block.count - at), at / PIECE);
 }
 
-// A block in several threads, each with a run of pieces; false if it is not finite.
-static bool encode_long(const Form& form, const Input& in, Span block, int order, uint8_t* scale, uint8_t* bits,
-                        double* sums, int workers) {
-    const auto mine = [&](int worker) { return part_of(block.count, PIECE, workers, worker); };
-    parallel(workers, [&](int worker) {
-        const Span part = mine(worker);
-        each_piece(block.begin + part.begin, part.count, [&](int64_t begin, int64_t count, int64_t index) {
-            sums[part.begin / PIECE + index] = form.sum(in, begin, count, order);
+namespace {
+
+struct Encoder {
+    const Form& form;
+    const Input first, second;  // for the pass that measures a block, and for the one that writes it
+    const int order;
+    uint8_t *const scales, *const bits;
+    std::unique_ptr<double[]> sums;
+
+    Encoder(const Input& in, int64_t n, int64_t block, int order, uint8_t* payload)
+        : form(active()), first(in.first_of_two(block)), second(in.second_of_two(block)), order(order),
+          scales(payload), bits(payload + 4 * blocks_in(n, block)) {}
+
+    // False if the sum, and so p, is not finite.
+    bool put_scale(double sum, Span block, int64_t index) const {
+        set(scales, index, scale_of(sum, block.count, order));
+        return std::isfinite(sum);
+    }
+    void pack(Span part, int64_t index) const {
+        form.sign_pack(second, part.begin, part.count, get<float>(scales, index), bits + part.begin / 8);
+    }
+    bool encode(Span block, int64_t index) const {
+        double sum = 0;
+        each_piece(block, [&](int64_t begin, int64_t count, int64_t) { sum += form.sum(first, begin, count, order); });
+        if (!put_scale(sum, block, index)) return false;
+        pack(block, index);
+        return true;
+    }
+    // The same in several threads, each with a run of pieces.
+    bool encode_together(Span block, int64_t index, int workers) {
+        const int64_t pieces = blocks_in(block.count, PIECE);
+        if (!sums) sums.reset(new (std::nothrow) double[size_t(pieces)]);
+        if (!sums) return encode(block, index);
+        over_parts(block.count, PIECE, workers, [&](int64_t at, int64_t many) {
+            each_piece({block.begin + at, many}, [&](int64_t begin, int64_t count, int64_t piece) {
+                sums[size_t(at / PIECE + piece)] = form.sum(first, begin, count, order);
+            });
         });
-    });
-    double sum = 0;
-    for (int64_t piece = 0; piece < blocks_in(block.count, PIECE); ++piece) sum += sums[piece];
-    if (!std::isfinite(sum)) return false;
-    const float size = scale_of(sum, block.count, order);
-    set(scale, 0, size);
-    parallel(workers, [&](int worker) {
-        const Span part = mine(worker);
-        const int64_t begin = block.begin + part.begin;
-        if (part.count) form.sign_pack(in, begin, part.count, size, bits + begin / 8);
-    });
-    return true;
-}
+        double sum = 0;
+        for (int64_t piece = 0; piece < pieces; ++piece) sum += sums[size_t(piece)];
+        if (!put_scale(sum, block, index)) return false;
+        over_parts(block.count, PIECE, workers,
+                   [&](int64_t at, int64_t many) { pack({block.begin + at, many}, index); });
+        return true;
+    }
+};
+
+}  // namespace
 
 GW_API int64_t gw_sign_encode(GW_FEED, int64_t block, int32_t order, uint8_t* payload, int32_t threads) {
-    const Form& form = active();
-    const Input in = GW_INPUT;
     block = std::min(block, n);
-    uint8_t* const bits = payload + 4 * blocks_in(n, block);
-    const auto encode = [&](int64_t begin, int64_t count, int64_t b) {
-        double sum = 0;
-        each_piece(begin, count, [&](int64_t at, int64_t many, int64_t) { sum += form.sum(in, at, many, order); });
-        if (!std::isfinite(sum)) return false;
-        const float scale = scale_of(sum, count, order);
-        set(payload, b, scale);
-        form.sign_pack(in, begin, count, scale, bits + begin / 8);
-        return true;
-    };
-    std::unique_ptr<double[]> sums;
-    const auto together = [&](int64_t begin, int64_t count, int64_t b, int workers) {
-        if (!sums) sums.reset(new (std::nothrow) double[size_t(blocks_in(block, PIECE))]);
-        if (!sums) return encode(begin, count, b);
-        return encode_long(form, in, {begin, count}, order, payload + 4 * b, bits, sums.get(), workers);
-    };
-    return encode_blocks(n, block, threads, encode, together) ? DONE : NOT_FINITE;
+    Encoder encoder(GW_INPUT, n, block, order, payload);
+    return encode_blocks(n, block, threads, encoder) ? DONE : NOT_FINITE;
 }
 
 // The bits alone.
 GW_API void gw_sign_pack(const void* x, int32_t dtype, int64_t n, uint8_t* bits, int32_t threads) {
     const Form& form = active();
-    const Input in = {x, nullptr, nullptr, 1, dtype};
-    over_parts(n, PIECE, threads, [&](int64_t begin, int64_t count) {
+    const Input in = {x, nullptr, nullptr, 1, dtype, false};
+    over_parts(n, PIECE, workers_for(n, threads), [&](int64_t begin, int64_t count) {
         form.sign_pack(in, begin, count, 0, bits + begin / 8);
     });
 }

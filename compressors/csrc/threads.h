@@ -44,10 +44,9 @@ inline Span part_of(int64_t n, int64_t unit, int workers, int worker) {
     return {start(worker), start(worker + 1) - start(worker)};
 }
 
-// Calls job(begin, count) for parts that are cut at multiples of `unit`.
+// Calls job(begin, count) for parts that are cut at multiples of `unit`, in so many threads.
 template <class Job>
-void over_parts(int64_t n, int64_t unit, int threads, const Job& job) {
-    const int workers = workers_for(n, threads);
+void over_parts(int64_t n, int64_t unit, int workers, const Job& job) {
     parallel(workers, [&](int worker) {
         const Span part = part_of(n, unit, workers, worker);
         if (part.count) job(part.begin, part.count);
@@ -56,9 +55,9 @@ void over_parts(int64_t n, int64_t unit, int threads, const Job& job) {
 
 // The same; returns the largest result.
 template <class Job>
-uint32_t largest_of(int64_t n, int64_t unit, int threads, const Job& job) {
+uint32_t largest_of(int64_t n, int64_t unit, int workers, const Job& job) {
     std::atomic<uint32_t> largest(0);
-    over_parts(n, unit, threads, [&](int64_t begin, int64_t count) {
+    over_parts(n, unit, workers, [&](int64_t begin, int64_t count) {
         const uint32_t mine = job(begin, count);
         uint32_t seen = largest;
         while (mine > seen && !largest.compare_exchange_weak(seen, mine)) {

@@ -27,7 +27,7 @@ struct Selection {
     Status find();
 
     const Form& form;
-    const Input in;
+    Input in;
     const int64_t n, k;
     const int workers;
     Range ranges[MOST_THREADS];
@@ -36,6 +36,7 @@ struct Selection {
 
   private:
     void give_lists(uint8_t* values);
+    void settle();
     bool guess(uint32_t& low, uint32_t& high);
     bool surveyed(uint32_t low, uint32_t high);
     bool finite() const;

@@ -9,36 +9,38 @@ static uint32_t peak(const Input& in, int64_t begin, int64_t count) {
 }
 
 static uint32_t settle(const Input& in, int64_t begin, int64_t count) {
-    float* const rest = in.rest;
+    const Rest rest(in, begin);
     return with_source(in, [&](auto p) {
         I most = no_bits();
         each(begin, count, [&](auto lanes, int64_t i) {
+            p.prefetch(i, begin + count);
             const F v = p.at(i, lanes);
             most = larger(most, magnitude(v));
-            store(rest + i, v, lanes);
+            rest.put(i, v, lanes);
         });
         return largest(most);
     });
 }
 
+// 16-bit words are copied as they are, and judged as what they mean.
 template <class X>
-GW_INLINE uint32_t copy_as(const X* x, int64_t begin, int64_t count, X* out) {
+GW_INLINE uint32_t copy_words(const X* x, int64_t begin, int64_t count, X* out) {
     I most = no_bits();
     each(begin, count, [&](auto lanes, int64_t i) {
-        most = larger(most, magnitude(load(x + i, lanes)));
-        memcpy(out + i, x + i, lanes.count * sizeof(X));
+        const H words = load_words(x + i, lanes);
+        most = larger(most, magnitude(widen(words, X())));
+        store(out + i, words, lanes);
     });
     return largest(most);
 }
 static uint32_t copy(const Input& in, int64_t begin, int64_t count, void* out) {
-    if (in.dtype == F32) return copy_as(static_cast<const float*>(in.x), begin, count, static_cast<float*>(out));
-    // 16-bit words are copied as they are, and judged as what they mean
-    if (in.dtype == F16) return copy_as(static_cast<const Half*>(in.x), begin, count, static_cast<Half*>(out));
-    return copy_as(static_cast<const Brain*>(in.x), begin, count, static_cast<Brain*>(out));
+    if (in.dtype == F16) return copy_words(static_cast<const Half*>(in.x), begin, count, static_cast<Half*>(out));
+    if (in.dtype == BF16) return copy_words(static_cast<const Brain*>(in.x), begin, count, static_cast<Brain*>(out));
+    return settle({in.x, nullptr, static_cast<float*>(out), 1, F32, in.stream}, begin, count);
 }
 
 template <class S, class T>
-GW_INLINE uint32_t cast_as(const S& p, float* rest, int64_t begin, int64_t count, float divisor, T* out,
+GW_INLINE uint32_t cast_as(const S& p, const Rest& rest, int64_t begin, int64_t count, float divisor, T* out,
                            int64_t* saturated) {
     // powers of two: the product is the quotient
     const F factor = splat(1.0f / divisor), back = splat(divisor), bound = splat(T::most / divisor);
@@ -46,22 +48,24 @@ GW_INLINE uint32_t cast_as(const S& p, float* rest, int64_t begin, int64_t count
     I most = no_bits();
     int64_t beyond = 0;
     each(begin, count, [&](auto lanes, int64_t i) {
+        p.prefetch(i, begin + count);
         const F v = p.at(i, lanes);
         const I size = magnitude(v);
         most = larger(most, size);
         if (const uint32_t outside = at_least(size, too_large)) beyond += __builtin_popcount(outside);
         const H words = narrow(limit(mul(v, factor), bound), T());
         store(out + i, words, lanes);
-        if (rest) store(rest + i, sub(v, mul(widen(words, T()), back)), lanes);
+        rest.put(i, sub(v, mul(widen(words, T()), back)), lanes);
     });
     *saturated += beyond;
     return largest(most);
 }
 static uint32_t cast(const Input& in, int64_t begin, int64_t count, float divisor, int dtype, void* out,
                      int64_t* saturated) {
+    const Rest rest(in, begin);
     return with_source(in, [&](auto p) {
-        if (dtype == F16) return cast_as(p, in.rest, begin, count, divisor, static_cast<Half*>(out), saturated);
-        return cast_as(p, in.rest, begin, count, divisor, static_cast<Brain*>(out), saturated);
+        if (dtype == F16) return cast_as(p, rest, begin, count, divisor, static_cast<Half*>(out), saturated);
+        return cast_as(p, rest, begin, count, divisor, static_cast<Brain*>(out), saturated);
     });
 }
 
@@ -76,10 +80,4 @@ static void cast_add(const void* values, int dtype, int64_t count, float weight,
     if (dtype == F16) return cast_add_as(static_cast<const Half*>(values), count, weight, out);
     if (dtype == BF16) return cast_add_as(static_cast<const Brain*>(values), count, weight, out);
     cast_add_as(static_cast<const float*>(values), count, weight, out);
-}
-
-static void take(const Input& in, const int64_t* indices, int64_t count, float* out) {
-    with_source(in, [&](auto p) {
-        for (int64_t j = 0; j < count; ++j) out[j] = p.one(indices[j]);
-    });
 }

@@ -27,9 +27,12 @@ GW_INLINE void list(Survey& s, I bits, uint32_t hits) {
 static void survey(const Input& in, int64_t begin, int64_t count, Survey& s) {
     with_source(in, [&](auto p) {
         I most = no_bits();
-        each(begin, count, [&](auto lanes, int64_t i) {
-            const I bits = magnitude(p.at(i, lanes));
+        each_settled(in, begin, count, [&](auto lanes, int64_t i, const Rest& rest) {
+            p.prefetch(i, begin + count);
+            const F v = p.at(i, lanes);
+            const I bits = magnitude(v);
             most = larger(most, bits);
+            rest.put(i, v, lanes);
             if (const uint32_t hits = at_least(bits, s.low) & lanes.mask)
                 if (s.size >= 0) list(s, bits, hits);
         });
@@ -41,6 +44,7 @@ static uint32_t histogram(const Input& in, int64_t begin, int64_t count, Level l
     return with_source(in, [&](auto p) {
         I most = no_bits();
         each(begin, count, [&](auto lanes, int64_t i) {
+            p.prefetch(i, begin + count);
             const I bits = magnitude(p.at(i, lanes));
             most = larger(most, bits);
             uint32_t hits = at_least(bits, level.low) & ~at_least(bits, level.high) & lanes.mask;
@@ -115,15 +119,14 @@ GW_INLINE void emit_as(const S& p, float* rest, int64_t begin, int64_t count, co
     int64_t ties = e.ties;
     uint32_t limit = e.threshold + (ties == 0);
     each(begin, count, [&](auto lanes, int64_t i) {
-        F v = p.at(i, lanes);
+        p.prefetch(i, begin + count);
+        const F v = p.at(i, lanes);
         const I bits = magnitude(v);
         uint32_t hits = at_least(bits, limit) & lanes.mask;
-        if (hits) {
-            if (ties) hits = within_quota(hits, bits, e.threshold, ties, limit);
-            writer.write(v, i, hits);
-            if (!e.keep) v = without(v, hits);
-        }
-        if (rest) store(rest + i, v, lanes);
+        if (!hits) return;
+        if (ties) hits = within_quota(hits, bits, e.threshold, ties, limit);
+        writer.write(v, i, hits);
+        if (rest && !e.keep) store(rest + i, without(v, hits), lanes);
     });
     writer.finish(begin + count);
 }

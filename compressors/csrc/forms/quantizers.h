@@ -1,12 +1,20 @@
 // One bit, and eight bits, per element. Included inside a form's namespace, after source.h.
 
+// A short block is read twice: while it is written, one that follows comes from memory.
+GW_INLINE int64_t lookahead(int64_t count) { return count < 2048 ? 2048 : count <= 8192 ? count : 0; }
+
 static double sum(const Input& in, int64_t begin, int64_t count, int order) {
+    const Rest rest(in, begin);
     return with_source(in, [&](auto p) {
         Sums sums;
-        if (order == 1)
-            each(begin, count, [&](auto lanes, int64_t i) { sums.add_magnitudes(p.at(i, lanes)); });
-        else
-            each(begin, count, [&](auto lanes, int64_t i) { sums.add_squares(p.at(i, lanes)); });
+        each(begin, count, [&](auto lanes, int64_t i) {
+            const F v = p.at(i, lanes);
+            if (order == 1)
+                sums.add_magnitudes(v);
+            else
+                sums.add_squares(v);
+            rest.put(i, v, lanes);
+        });
         return sums.total();
     });
 }
@@ -32,14 +40,16 @@ GW_INLINE uint32_t get_bits(const uint8_t* from, Some some) {
 }
 
 static void sign_pack(const Input& in, int64_t begin, int64_t count, float scale, uint8_t* bits) {
-    float* const rest = in.rest;
+    const Rest rest(in, begin);
+    const int64_t ahead = lookahead(count);
     with_source(in, [&](auto p) {
         const F size = splat(scale);
         each(begin, count, [&](auto lanes, int64_t i) {
             const F v = p.at(i, lanes);
             const uint32_t mask = not_negative(v);
+            p.prefetch(i, INT64_MAX, ahead);
             put_bits(bits + (i - begin) / 8, mask, lanes);
-            if (rest) store(rest + i, sub(v, signed_by(mask, size)), lanes);
+            rest.put(i, sub(v, signed_by(mask, size)), lanes);
         });
     });
 }
@@ -71,24 +81,26 @@ struct AtRandom {
 };
 
 template <class S, class Round>
-GW_INLINE void quantize_by(const S& p, float* rest, int64_t begin, int64_t count, float scale, int8_t* levels,
+GW_INLINE void quantize_by(const S& p, const Rest& rest, int64_t begin, int64_t count, float scale, int8_t* levels,
                            const Round& round) {
+    const int64_t ahead = lookahead(count);
     const F factor = splat(scale > 0 ? 1 / scale : 0.0f), back = splat(scale);
     each(begin, count, [&](auto lanes, int64_t i) {
         const F v = p.at(i, lanes);
+        p.prefetch(i, INT64_MAX, ahead);
         const I level = limit(round(mul(v, factor), i), 127);
         store(levels + (i - begin), level, lanes);
-        if (rest) store(rest + i, sub(v, mul(to_float(level), back)), lanes);
+        rest.put(i, sub(v, mul(to_float(level), back)), lanes);
     });
 }
 static void quantize(const Input& in, int64_t begin, int64_t count, float scale, const uint64_t* seed,
                      int8_t* levels) {
+    const Rest rest(in, begin);
     with_source(in, [&](auto p) {
-        if (!seed) {
-            quantize_by(p, in.rest, begin, count, scale, levels, Nearest());
-        } else {
-            quantize_by(p, in.rest, begin, count, scale, levels, AtRandom{*seed});
-        }
+        if (!seed)
+            quantize_by(p, rest, begin, count, scale, levels, Nearest());
+        else
+            quantize_by(p, rest, begin, count, scale, levels, AtRandom{*seed});
     });
 }
 

@@ -1,5 +1,14 @@
 // Where p comes from. Included inside a form's namespace, after its vec_*.h.
 
+template <class Lanes>
+GW_INLINE F load(const Half* from, Lanes lanes) {
+    return widen(load_words(from, lanes), Half());
+}
+template <class Lanes>
+GW_INLINE F load(const Brain* from, Lanes lanes) {
+    return widen(load_words(from, lanes), Brain());
+}
+
 // One element; the vector forms of this are `widen`.
 GW_INLINE float to_float(float v) { return v; }
 GW_INLINE float to_float(Brain v) {
@@ -30,11 +39,53 @@ struct Source {
         // where decay is 1 the product is exact, and this is the plain sum
         return add(v, mul(splat(decay), load(residual + i, lanes)));
     }
+    // Calls for the vector that is so many elements ahead. Processors do this themselves while reading goes on evenly,
+    // but not after a wrong guess at a branch.
+    GW_METHOD void prefetch(int64_t i, int64_t end, int64_t ahead = 1024) const {
+        const int64_t soon = i + ahead < end ? i + ahead : i;
+        __builtin_prefetch(x + soon);
+        if (has_residual) __builtin_prefetch(residual + soon);
+    }
     GW_METHOD float one(int64_t i) const {
         const float v = to_float(x[i]);
         return has_residual ? v + decay * residual[i] : v;
     }
 };
+
+// Where what is left of p goes, if anywhere. A range that is not aligned is not streamed.
+struct Rest {
+    float* const to;
+    const bool streamed;
+
+    Rest(const Input& in, int64_t begin)
+        : to(in.rest), streamed(in.stream && reinterpret_cast<uintptr_t>(in.rest + begin) % 64 == 0) {}
+    ~Rest() {
+        if (streamed) fence();
+    }
+    GW_METHOD void put(int64_t i, F v, All lanes) const {
+        if (streamed)
+            stream(to + i, v, lanes);
+        else if (to)
+            store(to + i, v, lanes);
+    }
+    GW_METHOD void put(int64_t i, F v, Some lanes) const {
+        if (to) store(to + i, v, lanes);
+    }
+};
+
+// Calls step(lanes, i, rest) for each vector of a range that may begin anywhere: such that the others are aligned, the
+// first has fewer lanes.
+template <class Step>
+GW_INLINE void each_settled(const Input& in, int64_t begin, int64_t count, const Step& step) {
+    const int64_t beyond = int64_t(reinterpret_cast<uintptr_t>(in.rest + begin) / sizeof(float) % 16);
+    const int64_t head = !in.stream || !beyond ? 0 : 16 - beyond < count ? 16 - beyond : count;
+    if (head) {
+        const Rest rest(in, begin);
+        step(Some(head), begin, rest);
+    }
+    const Rest rest(in, begin + head);
+    each(begin + head, count - head, [&](auto lanes, int64_t i) { step(lanes, i, rest); });
+}
 
 // Calls loop(source), compiled for each dtype, with and without a residual.
 template <class X, class Loop>

@@ -3,10 +3,11 @@
 #include "source.h"
 
 #include "dense.h"
+#include "gather.h"
 #include "largest.h"
 #include "quantizers.h"
 
 constexpr Form make_table() {
-    return {peak,   settle, copy,      sum,  sign_pack, quantize, cast,    take,
+    return {peak,   settle, copy,      sum,  sign_pack, quantize, cast,    gather,
             sample, survey, histogram, emit, sign_add,  int8_add, cast_add};
 }

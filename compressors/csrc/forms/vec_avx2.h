@@ -24,6 +24,12 @@ GW_INLINE void store(float* to, F v, Some some) {
     store(padded.lanes, v, All());
     padded.copy_to(to, some);
 }
+// Past the cache; `to` is aligned, and `fence` comes before anybody else reads it.
+GW_INLINE void stream(float* to, F v, All) {
+    _mm256_stream_ps(to, v.a);
+    _mm256_stream_ps(to + 8, v.b);
+}
+GW_INLINE void fence() { _mm_sfence(); }
 
 GW_INLINE F widen(H words, Half) {
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(words)), _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1))};
@@ -47,12 +53,12 @@ GW_INLINE H narrow(F v, Brain) {
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(narrow_brain(v.a), narrow_brain(v.b)), 0xd8);
 }
 template <class T>
-GW_INLINE F load(const T* from, All) {
-    return widen(_mm256_loadu_si256(reinterpret_cast<const H*>(from)), T());
+GW_INLINE H load_words(const T* from, All) {
+    return _mm256_loadu_si256(reinterpret_cast<const H*>(from));
 }
 template <class T>
-GW_INLINE F load(const T* from, Some some) {
-    return load(Padded<T>(from, some).lanes, All());
+GW_INLINE H load_words(const T* from, Some some) {
+    return load_words(Padded<T>(from, some).lanes, All());
 }
 template <class T>
 GW_INLINE void store(T* to, H words, All) {

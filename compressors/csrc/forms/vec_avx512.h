@@ -16,6 +16,9 @@ GW_INLINE F load(const float* from, All) { return _mm512_loadu_ps(from); }
 GW_INLINE F load(const float* from, Some some) { return _mm512_maskz_loadu_ps(some.mask, from); }
 GW_INLINE void store(float* to, F v, All) { _mm512_storeu_ps(to, v); }
 GW_INLINE void store(float* to, F v, Some some) { _mm512_mask_storeu_ps(to, some.mask, v); }
+// Past the cache; `to` is aligned, and `fence` comes before anybody else reads it.
+GW_INLINE void stream(float* to, F v, All) { _mm512_stream_ps(to, v); }
+GW_INLINE void fence() { _mm_sfence(); }
 
 GW_INLINE F widen(H words, Half) { return _mm512_cvtph_ps(words); }
 GW_INLINE F widen(H words, Brain) {
@@ -29,12 +32,12 @@ GW_INLINE H narrow(F v, Brain) {  // finite values only
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 template <class T>
-GW_INLINE F load(const T* from, All) {
-    return widen(_mm256_loadu_si256(reinterpret_cast<const H*>(from)), T());
+GW_INLINE H load_words(const T* from, All) {
+    return _mm256_loadu_si256(reinterpret_cast<const H*>(from));
 }
 template <class T>
-GW_INLINE F load(const T* from, Some some) {
-    return widen(_mm256_maskz_loadu_epi16(some.mask, from), T());
+GW_INLINE H load_words(const T* from, Some some) {
+    return _mm256_maskz_loadu_epi16(some.mask, from);
 }
 template <class T>
 GW_INLINE void store(T* to, H words, All) {

@@ -49,6 +49,9 @@ GW_INLINE F load(const float* from, All) {
 GW_INLINE F load(const float* from, Some some) { return load(Padded<float>(from, some).lanes, All()); }
 GW_INLINE void store(float* to, F v, All) { memcpy(to, &v, sizeof v); }
 GW_INLINE void store(float* to, F v, Some some) { memcpy(to, &v, some.count * sizeof(float)); }
+// Compilers have no common name for stores past the cache.
+GW_INLINE void stream(float* to, F v, All lanes) { store(to, v, lanes); }
+GW_INLINE void fence() {}
 
 // fp16 has 5 bits of exponent: as bits of a float they are 112 too low, which a product mends, also for denormals.
 GW_INLINE Float4 widen(Word4 words, Half) {
@@ -87,15 +90,11 @@ GW_INLINE H narrow(F v, T type) {
     }
     return words;
 }
-template <class T>
-GW_INLINE F load(const T* from, All) {
-    H words;
-    memcpy(&words, from, sizeof words);
-    return widen(words, T());
-}
-template <class T>
-GW_INLINE F load(const T* from, Some some) {
-    return load(Padded<T>(from, some).lanes, All());
+template <class T, class Lanes>
+GW_INLINE H load_words(const T* from, Lanes lanes) {
+    H words = {};
+    memcpy(&words, from, lanes.count * sizeof(T));
+    return words;
 }
 template <class T, class Lanes>
 GW_INLINE void store(T* to, H words, Lanes lanes) {

@@ -186,11 +186,11 @@ def _entropy(numel: int, k: int) -> float:
     return (math.lgamma(numel + 1) - math.lgamma(k + 1) - math.lgamma(numel - k + 1)) / math.log(2) / 8
 
 
-def _refill(case: Case) -> Callable[[], None]:
+def _refill(case: Case) -> Callable[[], Any]:
     return lambda: case.grad.copy_(case.source)
 
 
-def _memcpy(numel: int) -> Callable[[], None]:
+def _memcpy(numel: int) -> Callable[[], Any]:
     source, target = _buffers(numel)
     return lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), 4 * numel)
 
@@ -206,7 +206,7 @@ def _buffers(numel: int) -> Sequence[torch.Tensor]:
     return _made[numel]
 
 
-def _timed(call: Callable[[], Any], prepare: Callable[[], None], batch: int) -> float:
+def _timed(call: Callable[[], Any], prepare: Callable[[], Any], batch: int) -> float:
     """Seconds of one call. Calls of a batch follow each other, so what is prepared once serves them all."""
     prepare()
     begun = time.perf_counter()

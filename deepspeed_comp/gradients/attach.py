@@ -15,7 +15,7 @@ from ...compressors.options import check_int
 from .._host import missing, require
 from ..checkpoint import follow, unfollow
 from .attachment import Attachment
-from .averaging import Find, averaging_of
+from .averaging import Find, averaging_of, group_of
 from .collectives import SHADOWED, scope, shadow, unshadow
 from .comparing import NAME, agree_on, described
 from .overrides import Method, Overrides
@@ -86,7 +86,7 @@ def attach(
         raise UsageError("compression is attached to this engine already: detach(engine) comes first")
     refuse_unsuitable(engine)
     communication = _communication()
-    group = engine.mpu.get_data_parallel_group() if engine.pipeline_parallelism else engine.seq_data_parallel_group
+    group = group_of(engine)
     reducer = BucketReducer(compressor, TorchTransport(group), name=NAME, exchange=exchange, timeout=timeout, seed=seed)
     averaging = averaging_of(engine, reducer.transport.world_size)
     _check_effect(reducer.compressor, averaging.shapes)

@@ -17,7 +17,7 @@ from ...compressors.errors import UnsupportedError
 from .._host import missing, require
 from .regions import PADDING, Regions, Tensor
 
-__all__ = ["Averaging", "Bucketed", "Carried", "Find", "Partitioned", "Replicated", "averaging_of"]
+__all__ = ["Averaging", "Bucketed", "Carried", "Find", "Partitioned", "Replicated", "averaging_of", "group_of"]
 
 #: name mangling of stage 3
 _STAGE3 = "_DeepSpeedZeroOptimizer_Stage3__"
@@ -219,6 +219,16 @@ class Partitioned(Averaging):
                 start += run
         bounds = tuple(rank * start // self._world_size for rank in range(self._world_size + 1))
         return Carried(tuple(parts), start, bounds)
+
+
+def group_of(engine: Any) -> Any:
+    """The ranks that average gradients: those that see the same parameters with other data, or other parts of it."""
+    if engine.pipeline_parallelism:
+        return engine.mpu.get_data_parallel_group()
+    group_of_parameter = getattr(engine.optimizer, "_get_param_partition_group", None)
+    if int(engine.zero_optimization_stage()) == 3 and group_of_parameter is not None:
+        return group_of_parameter(next(engine.module.parameters()))  # all ranks, also where ds.json names a mesh
+    return engine.seq_data_parallel_group
 
 
 def averaging_of(engine: Any, world_size: int) -> Averaging:

@@ -17,7 +17,7 @@ LINT = ["lint", "format", "types"]
 #: stages that a launcher runs, and those that pytest runs by itself
 LAUNCHED = [
     *("horovod-gloo-2", "horovod-mpi-2", "horovod-gloo-8", "horovod-mpi-8"),
-    *("mpi-3", "torch-2", "deepspeed-2", "deepspeed-4"),
+    *("mpi-3", "torch-2", "deepspeed-2", "deepspeed-4", "deepspeed-0.19.6-2"),
 ]
 ALONE = ["parity", "deepspeed-launcher", "demo"]
 PARALLEL = [*LAUNCHED, *ALONE]

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "threads.h"
+#include "entry.h"
 
 namespace gw {
 
@@ -57,12 +57,12 @@ inline bool acceptable(const uint8_t* scales, int64_t count) {
 
 // Calls add(begin, count, scale * weight) for runs that lie within a block and begin at multiples of 8, if blocks do.
 template <class Add>
-void decode_blocks(const uint8_t* scales, int64_t n, int64_t block, float weight, int threads, const Add& add) {
-    over_parts(n, 4096, workers_for(n, threads), [&](int64_t begin, int64_t count) {
+void decode_blocks(const uint8_t* scales, int64_t block, const Target& to, const Add& add) {
+    over_parts(to.n, 4096, workers_for(to.n, to.threads), [&](int64_t begin, int64_t count) {
         for (int64_t i = begin, stop; i < begin + count; i = stop) {
             const int64_t b = i / block;
             stop = std::min(begin + count, (b + 1) * block);
-            add(i, stop - i, get<float>(scales, b) * weight);
+            add(i, stop - i, get<float>(scales, b) * to.weight);
         }
     });
 }

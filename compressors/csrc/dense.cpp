@@ -1,55 +1,77 @@
 // Checks, copies and casts of all elements.
 
 #include "entry.h"
-#include "threads.h"
 
 using namespace gw;
 
-GW_API int64_t gw_all_finite(const void* x, int32_t dtype, int64_t n, int32_t threads) {
+struct AllFinite {
+    const void* x;
+    int64_t n;
+    int32_t dtype, threads;
+};
+GW_API int64_t gw_all_finite(const AllFinite& a) {
     const Form& form = active();
-    const Input in = {x, nullptr, nullptr, 1, dtype, false};
-    const uint32_t peak =
-        largest_of(n, PIECE, workers_for(n, threads), [&](int64_t begin, int64_t count) { return form.peak(in, begin, count); });
-    return peak < INFINITE ? DONE : NOT_FINITE;
+    const Input in = {a.x, nullptr, nullptr, 1, a.dtype, false};
+    return judge(largest_of(a.n, PIECE, workers_for(a.n, a.threads),
+                            [&](int64_t begin, int64_t count) { return form.peak(in, begin, count); }));
 }
 
-GW_API int64_t gw_copy(const void* x, int32_t dtype, int64_t n, void* out, int32_t threads) {
+struct Copy {
+    const void* x;
+    void* out;
+    int64_t n;
+    int32_t dtype, threads;
+};
+GW_API int64_t gw_copy(const Copy& a) {
     const Form& form = active();
-    const Input in = {x, nullptr, nullptr, 1, dtype, n >= LONG};
-    const uint32_t peak =
-        largest_of(n, PIECE, workers_for(n, threads), [&](int64_t begin, int64_t count) { return form.copy(in, begin, count, out); });
-    return peak < INFINITE ? DONE : NOT_FINITE;
+    const Input in = {a.x, nullptr, nullptr, 1, a.dtype, a.n >= LONG};
+    return judge(largest_of(a.n, PIECE, workers_for(a.n, a.threads),
+                            [&](int64_t begin, int64_t count) { return form.copy(in, begin, count, a.out); }));
 }
 
+struct Total {
+    Feed feed;
+    int32_t threads;
+};
 // rest = p.
-GW_API int64_t gw_total(GW_FEED, int32_t threads) {
+GW_API int64_t gw_total(const Total& a) {
     const Form& form = active();
-    const Input in = GW_INPUT;
-    const uint32_t peak =
-        largest_of(n, PIECE, workers_for(n, threads), [&](int64_t begin, int64_t count) { return form.settle(in, begin, count); });
-    return peak < INFINITE ? DONE : NOT_FINITE;
+    const Input in = a.feed.input();
+    return judge(largest_of(a.feed.n, PIECE, workers_for(a.feed.n, a.threads),
+                            [&](int64_t begin, int64_t count) { return form.settle(in, begin, count); }));
 }
 
+struct CastEncode {
+    Feed feed;
+    void* out;
+    float divisor;
+    int32_t dtype, threads;  // dtype: that of out
+};
 // Returns how many magnitudes were beyond the range of out's dtype.
-GW_API int64_t gw_cast_encode(GW_FEED, float divisor, int32_t out_dtype, void* out, int32_t threads) {
+GW_API int64_t gw_cast_encode(const CastEncode& a) {
     const Form& form = active();
-    const Input in = GW_INPUT;
+    const Input in = a.feed.input();
     std::atomic<int64_t> saturated(0);
-    const uint32_t peak = largest_of(n, PIECE, workers_for(n, threads), [&](int64_t begin, int64_t count) {
+    const auto cast = [&](int64_t begin, int64_t count) {
         int64_t mine = 0;
-        const uint32_t most = form.cast(in, begin, count, divisor, out_dtype, out, &mine);
+        const uint32_t peak = form.cast(in, begin, count, a.divisor, a.dtype, a.out, &mine);
         saturated += mine;
-        return most;
-    });
-    return peak < INFINITE ? int64_t(saturated) : int64_t(NOT_FINITE);
+        return peak;
+    };
+    const Status status = judge(largest_of(a.feed.n, PIECE, workers_for(a.feed.n, a.threads), cast));
+    return status == DONE ? int64_t(saturated) : int64_t(status);
 }
 
-GW_API int64_t gw_cast_decode_add(const void* values, int32_t dtype, int64_t n, float* out, float weight,
-                                  int32_t threads) {
+struct CastDecodeAdd {
+    const uint8_t* values;
+    Target to;
+    int32_t dtype;
+};
+GW_API int64_t gw_cast_decode_add(const CastDecodeAdd& a) {
     const Form& form = active();
-    const int64_t size = dtype == F32 ? 4 : 2;
-    over_parts(n, PIECE, workers_for(n, threads), [&](int64_t begin, int64_t count) {
-        form.cast_add(static_cast<const uint8_t*>(values) + size * begin, dtype, count, weight, out + begin);
+    const int64_t size = a.dtype == F32 ? 4 : 2;
+    over_parts(a.to.n, PIECE, workers_for(a.to.n, a.to.threads), [&](int64_t begin, int64_t count) {
+        form.cast_add(a.values + size * begin, a.dtype, count, a.to.weight, a.to.out + begin);
     });
     return DONE;
 }

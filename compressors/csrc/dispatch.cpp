@@ -9,7 +9,7 @@ namespace gw {
 
 std::atomic<int64_t> grain(1 << 18);
 
-static bool has(int isa) {
+static bool has(int64_t isa) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
@@ -40,16 +40,19 @@ const Form& active() { return form_of(chosen.load(std::memory_order_relaxed)); }
 }  // namespace gw
 
 // Changes with every change of the entry points: a library of another age is not called.
-GW_API int32_t gw_interface() { return 1; }
+GW_API int64_t gw_interface() { return 1; }
 
-GW_API int32_t gw_isa() { return gw::chosen; }
+GW_API int64_t gw_isa() { return gw::chosen; }
 
 // False if the processor lacks it; nothing changed then.
-GW_API int32_t gw_set_isa(int32_t isa) {
+GW_API int64_t gw_set_isa(int64_t isa) {
     if (!gw::has(isa)) return 0;
-    gw::chosen = isa;
+    gw::chosen = int(isa);
     return 1;
 }
 
 // How many elements a thread is started for.
-GW_API void gw_set_grain(int64_t elements) { gw::grain = elements; }
+GW_API int64_t gw_set_grain(int64_t elements) {
+    gw::grain = elements;
+    return 1;
+}

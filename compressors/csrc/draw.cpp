@@ -78,17 +78,22 @@ int64_t* list(uint64_t word, int64_t first, int64_t* out, const int64_t* end) {
 
 }  // namespace
 
+struct Draw {
+    int64_t n, k;
+    uint64_t seed;
+    int64_t* out;
+};
 // Writes k of n places in ascending order. Takes n / 8 bytes of memory: a bit per place.
-GW_API int64_t gw_draw(int64_t n, int64_t k, uint64_t seed, int64_t* out) {
-    const int64_t words = n / 64 + 1;
+GW_API int64_t gw_draw(const Draw& a) {
+    const int64_t words = a.n / 64 + 1;
     const std::unique_ptr<uint64_t, Free> bits(static_cast<uint64_t*>(calloc(size_t(words), 8)));
     if (!bits) return NO_MEMORY;
-    uint64_t* const drawn = bits.get();
-    const bool keep = k <= n - k;  // else those are drawn that are left out
-    mark(drawn, uint64_t(n), keep ? k : n - k, seed);
-    const int64_t* const end = out + k;
+    const uint64_t* const drawn = bits.get();
+    const bool keep = a.k <= a.n - a.k;  // else those are drawn that are left out
+    mark(bits.get(), uint64_t(a.n), keep ? a.k : a.n - a.k, a.seed);
+    int64_t *out = a.out, *const end = out + a.k;
     for (int64_t w = 0; w < words - 1; ++w) out = list(keep ? drawn[w] : ~drawn[w], 64 * w, out, end);
-    const uint64_t last = (keep ? drawn[words - 1] : ~drawn[words - 1]) & ((uint64_t(1) << n % 64) - 1);
+    const uint64_t last = (keep ? drawn[words - 1] : ~drawn[words - 1]) & ((uint64_t(1) << a.n % 64) - 1);
     list(last, 64 * (words - 1), out, end);
     return DONE;
 }

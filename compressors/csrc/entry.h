@@ -1,20 +1,41 @@
 // For the files with entry points.
+//
+// Each takes one record, which Python packs with `struct`: ctypes would convert as many arguments far more slowly.
+// compressors/kernels/library.py has their formats, which must match the structs here field by field.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels.h"
+#include "threads.h"
 
 #define GW_API extern "C" __attribute__((visibility("default")))
 
-// The arguments that say what is encoded; see Input.
-#define GW_FEED \
-    const void *x, int32_t dtype, int64_t n, const float *residual, float decay, float *rest
-#define GW_INPUT gw::Input{x, residual, rest, decay, dtype, gw::streams(x, n, rest)}
-
 namespace gw {
 
-// Places beside x are in the cache where x was read.
-inline bool streams(const void* x, int64_t n, const float* rest) { return rest && rest != x && n >= LONG; }
+// What an encoder is fed with; see Input.
+struct Feed {
+    const void* x;
+    const float* residual;
+    float* rest;
+    int64_t n;
+    float decay;
+    int32_t dtype;
+
+    Input input() const {
+        // a rest that is x itself is in the cache, where x was read
+        return {x, residual, rest, decay, dtype, rest && rest != x && n >= LONG};
+    }
+};
+
+// What a decoder adds to: out += weight * payload.
+struct Target {
+    float* out;
+    int64_t n;
+    float weight;
+    int32_t threads;
+};
+
+inline Status judge(uint32_t peak) { return peak < INFINITE ? DONE : NOT_FINITE; }
 
 }  // namespace gw

@@ -57,21 +57,31 @@ struct Encoder {
 
 }  // namespace
 
-// Without `at_random` levels are rounded to the nearest, and the seed means nothing.
-GW_API int64_t gw_int8_encode(GW_FEED, int64_t block, int32_t at_random, uint64_t seed, uint8_t* payload,
-                              int32_t threads) {
-    block = std::min(block, n);
-    Encoder encoder(GW_INPUT, n, block, at_random ? &seed : nullptr, payload);
-    return encode_blocks(n, block, threads, encoder) ? DONE : NOT_FINITE;
+struct Int8Encode {
+    Feed feed;
+    int64_t block;
+    uint64_t seed;  // means nothing unless levels are rounded at random
+    uint8_t* payload;
+    int32_t at_random, threads;
+};
+GW_API int64_t gw_int8_encode(const Int8Encode& a) {
+    const int64_t n = a.feed.n, block = std::min(a.block, n);
+    Encoder encoder(a.feed.input(), n, block, a.at_random ? &a.seed : nullptr, a.payload);
+    return encode_blocks(n, block, a.threads, encoder) ? DONE : NOT_FINITE;
 }
 
-GW_API int64_t gw_int8_decode_add(const uint8_t* payload, int64_t n, int64_t block, float* out, float weight,
-                                  int32_t threads) {
+struct Int8DecodeAdd {
+    const uint8_t* payload;
+    int64_t block;
+    Target to;
+};
+GW_API int64_t gw_int8_decode_add(const Int8DecodeAdd& a) {
     const Form& form = active();
-    const int8_t* const levels = reinterpret_cast<const int8_t*>(payload + 4 * blocks_in(n, block));
-    if (!acceptable(payload, blocks_in(n, block))) return REFUSED;
-    decode_blocks(payload, n, block, weight, threads, [&](int64_t begin, int64_t count, float w) {
-        form.int8_add(levels + begin, count, w, out + begin);
+    const int64_t blocks = blocks_in(a.to.n, a.block);
+    const int8_t* const levels = reinterpret_cast<const int8_t*>(a.payload + 4 * blocks);
+    if (!acceptable(a.payload, blocks)) return REFUSED;
+    decode_blocks(a.payload, a.block, a.to, [&](int64_t begin, int64_t count, float weight) {
+        form.int8_add(levels + begin, count, weight, a.to.out + begin);
     });
     return DONE;
 }

@@ -113,6 +113,8 @@ struct Form {
     void (*sample)(const Input&, int64_t stride, int64_t count, uint32_t* histogram);
     // And rest = p.
     void (*survey)(const Input&, int64_t begin, int64_t count, Survey&);
+    // How many entries of a list reach a limit.
+    int64_t (*count)(const uint32_t* list, int64_t size, uint32_t limit);
     // Adds to TURNS histograms of DIGITS entries. Returns the largest |p|, as bits.
     uint32_t (*histogram)(const Input&, int64_t begin, int64_t count, Level, uint64_t* digits);
     // Where the input is in place; or has no rest.

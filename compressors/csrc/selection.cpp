@@ -6,9 +6,9 @@
 
 namespace gw {
 
-// Of a thread's scratch memory, a histogram takes the end, and a list the rest.
+// A thread's scratch memory holds a list, or histograms.
+constexpr int64_t LISTED = SCRATCH / int64_t(sizeof(uint32_t));
 constexpr int64_t HISTOGRAM = DIGITS * int64_t(sizeof(uint64_t));
-constexpr int64_t LISTED = (SCRATCH - HISTOGRAM) / int64_t(sizeof(uint32_t));
 static_assert(TURNS * HISTOGRAM <= SCRATCH, "histograms that take turns need all of it");
 
 // Ranges are cut where chunks of either width are.
@@ -18,20 +18,21 @@ static_assert(CHUNKS % chunk_of(1) == 0 && CHUNKS % chunk_of(2) == 0, "");
 constexpr int64_t MOST_SAMPLES = 65536, SAMPLE_BINS = 16384;
 static_assert(SAMPLE_BINS * int64_t(sizeof(uint32_t)) <= SCRATCH, "");
 
-Selection::Selection(const Form& form, const Input& in, int64_t n, int64_t k, int threads, uint8_t* values)
+Selection::Selection(const Form& form, const Input& in, int64_t n, int64_t k, int threads, uint8_t* memory,
+                     int64_t size)
     : form(form), in(in), n(n), k(k), workers(workers_for(n, threads)),
       scratch_(new (std::nothrow) uint8_t[size_t(workers * SCRATCH)]) {
     for (int worker = 0; worker < workers; ++worker) {
         const Span part = part_of(n, CHUNKS, workers, worker);
         ranges[worker] = {part.begin, part.count, scratch_.get() + worker * SCRATCH, {}, 0, 0, 0};
     }
-    if (scratch_) give_lists(values);
+    if (scratch_) give_lists(memory, size);
 }
 
-// The memory of the values, or that of the thread, whichever holds more.
-void Selection::give_lists(uint8_t* values) {
-    uint8_t* const aligned = values + (-reinterpret_cast<uintptr_t>(values) & 3);
-    const int64_t shared = (k - 1) / workers;
+// A share of the memory, or that of the thread, whichever holds more.
+void Selection::give_lists(uint8_t* memory, int64_t size) {
+    uint8_t* const aligned = memory + (-reinterpret_cast<uintptr_t>(memory) & 3);
+    const int64_t shared = (size / 4 - 1) / workers;
     for (int worker = 0; worker < workers; ++worker) {
         Survey& survey = ranges[worker].survey;
         const bool own = shared <= LISTED;
@@ -48,7 +49,7 @@ Status Selection::find() {
     if (!guessed) settle();
     if (guessed && surveyed(low, high)) return finite() ? DONE : NOT_FINITE;
     for (int worker = 0; worker < workers; ++worker) ranges[worker].above = 0;
-    select(k, [this](Level level) { count_all(level); });
+    select(k);
     return finite() ? DONE : NOT_FINITE;
 }
 
@@ -104,7 +105,7 @@ bool Selection::surveyed(uint32_t low, uint32_t high) {
         complete &= ranges[worker].survey.size >= 0;
     }
     if (!complete || above >= k || above + listed < k) return false;
-    select(k - above, [this](Level level) { count_listed(level); });
+    select_listed(k - above, low, high);
     return true;
 }
 
@@ -114,23 +115,42 @@ bool Selection::finite() const {
     return true;
 }
 
+// How many listed elements reach a limit.
+int64_t Selection::listed(uint32_t limit) const {
+    int64_t sum = 0;
+    for (int worker = 0; worker < workers; ++worker)
+        sum += form.count(ranges[worker].survey.list, ranges[worker].survey.size, limit);
+    return sum;
+}
+
+// Finds the element of that rank in the lists by halving the interval between the bounds. A limit that as many reach as
+// are wanted will do, even if it is none of the elements.
+void Selection::select_listed(int64_t rank, uint32_t low, uint32_t high) {
+    int64_t above = 0, reach = -1;  // how many reach `high`, and `low`
+    while (high - low > 1 && reach != rank) {
+        const uint32_t middle = low + (high - low) / 2;
+        const int64_t found = listed(middle);
+        if (found >= rank)
+            low = middle, reach = found;
+        else
+            high = middle, above = found;
+    }
+    const bool exact = reach == rank;
+    threshold = exact ? low - 1 : low;
+    ties = exact ? 0 : rank - above;
+    for (int worker = 0; worker < workers; ++worker) {
+        Range& range = ranges[worker];
+        const int64_t beyond = form.count(range.survey.list, range.survey.size, threshold + 1);
+        range.above += beyond;
+        range.equal = exact ? 0 : form.count(range.survey.list, range.survey.size, threshold) - beyond;
+    }
+}
+
 static uint64_t* digits_of(const Range& range) {
     return reinterpret_cast<uint64_t*>(range.scratch + SCRATCH - HISTOGRAM);
 }
 
-void Selection::count_listed(Level level) {
-    for (int worker = 0; worker < workers; ++worker) {
-        uint64_t* const digits = digits_of(ranges[worker]);
-        memset(digits, 0, HISTOGRAM);
-        const Survey& survey = ranges[worker].survey;
-        for (int64_t j = 0; j < survey.size; ++j) {
-            const uint32_t beyond = survey.list[j] - level.low;
-            if (beyond < level.high - level.low) ++digits[beyond >> level.shift];
-        }
-    }
-}
-
-void Selection::count_all(Level level) {
+void Selection::count_digits(Level level) {
     parallel(workers, [&](int worker) {
         Range& range = ranges[worker];
         uint64_t* const all = reinterpret_cast<uint64_t*>(range.scratch);
@@ -157,12 +177,11 @@ int Selection::descend(int64_t& rank) {
 }
 
 // The threshold's digits, the highest first: 11 bits, 10, and 10.
-template <class Count>
-void Selection::select(int64_t rank, const Count& count) {
+void Selection::select(int64_t rank) {
     uint32_t low = 0, high = INFINITE;
     int digit = 0;
     for (const int shift : {20, 10, 0}) {
-        count(Level{low, high, shift});
+        count_digits(Level{low, high, shift});
         if (!finite()) return;
         digit = descend(rank);
         low += uint32_t(digit) << shift;

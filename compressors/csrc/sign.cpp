@@ -70,34 +70,55 @@ struct Encoder {
 
 }  // namespace
 
-GW_API int64_t gw_sign_encode(GW_FEED, int64_t block, int32_t order, uint8_t* payload, int32_t threads) {
-    block = std::min(block, n);
-    Encoder encoder(GW_INPUT, n, block, order, payload);
-    return encode_blocks(n, block, threads, encoder) ? DONE : NOT_FINITE;
+struct SignEncode {
+    Feed feed;
+    int64_t block;
+    uint8_t* payload;
+    int32_t order, threads;
+};
+GW_API int64_t gw_sign_encode(const SignEncode& a) {
+    const int64_t n = a.feed.n, block = std::min(a.block, n);
+    Encoder encoder(a.feed.input(), n, block, a.order, a.payload);
+    return encode_blocks(n, block, a.threads, encoder) ? DONE : NOT_FINITE;
 }
 
+struct SignPack {
+    const void* x;
+    uint8_t* bits;
+    int64_t n;
+    int32_t dtype, threads;
+};
 // The bits alone.
-GW_API void gw_sign_pack(const void* x, int32_t dtype, int64_t n, uint8_t* bits, int32_t threads) {
+GW_API int64_t gw_sign_pack(const SignPack& a) {
     const Form& form = active();
-    const Input in = {x, nullptr, nullptr, 1, dtype, false};
-    over_parts(n, PIECE, workers_for(n, threads), [&](int64_t begin, int64_t count) {
-        form.sign_pack(in, begin, count, 0, bits + begin / 8);
+    const Input in = {a.x, nullptr, nullptr, 1, a.dtype, false};
+    over_parts(a.n, PIECE, workers_for(a.n, a.threads), [&](int64_t begin, int64_t count) {
+        form.sign_pack(in, begin, count, 0, a.bits + begin / 8);
     });
-}
-
-// With scales of any kind, at any address.
-GW_API void gw_sign_unpack_add(const uint8_t* bits, const uint8_t* scales, int64_t n, int64_t block, float* out,
-                               float weight, int32_t threads) {
-    const Form& form = active();
-    decode_blocks(scales, n, block, weight, threads, [&](int64_t begin, int64_t count, float w) {
-        form.sign_add(bits + begin / 8, count, w, out + begin);
-    });
-}
-
-GW_API int64_t gw_sign_decode_add(const uint8_t* payload, int64_t n, int64_t block, float* out, float weight,
-                                  int32_t threads) {
-    const int64_t blocks = blocks_in(n, block);
-    if (!acceptable(payload, blocks)) return REFUSED;
-    gw_sign_unpack_add(payload + 4 * blocks, payload, n, block, out, weight, threads);
     return DONE;
+}
+
+struct SignUnpackAdd {
+    const uint8_t *bits, *scales;
+    int64_t block;
+    Target to;
+};
+// With scales of any kind, at any address.
+GW_API int64_t gw_sign_unpack_add(const SignUnpackAdd& a) {
+    const Form& form = active();
+    decode_blocks(a.scales, a.block, a.to, [&](int64_t begin, int64_t count, float weight) {
+        form.sign_add(a.bits + begin / 8, count, weight, a.to.out + begin);
+    });
+    return DONE;
+}
+
+struct SignDecodeAdd {
+    const uint8_t* payload;
+    int64_t block;
+    Target to;
+};
+GW_API int64_t gw_sign_decode_add(const SignDecodeAdd& a) {
+    const int64_t blocks = blocks_in(a.to.n, a.block);
+    if (!acceptable(a.payload, blocks)) return REFUSED;
+    return gw_sign_unpack_add({a.payload + 4 * blocks, a.payload, a.block, a.to});
 }

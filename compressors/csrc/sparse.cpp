@@ -77,7 +77,7 @@ struct Places {
     template <class Touch, class Entry>
     bool read(int threads, const Touch& touch, const Entry& entry) const {
         if (chunked && entries(0, chunks) != k) return false;
-        const int workers = workers_for(k, threads);
+        const int workers = workers_for(8 * k, threads);  // each costs as much as several elements in a row
         int64_t first[MOST_THREADS + 1] = {};
         const auto mine = [&](int worker) { return part_of(chunks, 1, workers, worker); };
         for (int worker = 0; worker < workers; ++worker)
@@ -102,46 +102,78 @@ int64_t read_places(const uint8_t* payload, int32_t width, int64_t n, int64_t k,
 
 }  // namespace
 
-// `values` are k floats at any address.
-GW_API int64_t gw_sparse_decode_add(const uint8_t* payload, int32_t width, int64_t k, const uint8_t* values,
-                                    float* out, int64_t n, float weight, int32_t threads) {
+struct SparseDecodeAdd {
+    const uint8_t* payload;
+    int64_t k;
+    const uint8_t* values;  // k floats at any address
+    Target to;
+    int32_t width;
+};
+GW_API int64_t gw_sparse_decode_add(const SparseDecodeAdd& a) {
+    float* const out = a.to.out;
     return read_places(
-        payload, width, n, k, threads, [=](int64_t place) { __builtin_prefetch(out + place, 1); },
-        [=](int64_t number, int64_t place) { out[place] += weight * get<float>(values, number); });
+        a.payload, a.width, a.to.n, a.k, a.to.threads, [=](int64_t place) { __builtin_prefetch(out + place, 1); },
+        [=, &a](int64_t number, int64_t place) { out[place] += a.to.weight * get<float>(a.values, number); });
 }
 
-GW_API int64_t gw_sparse_indices(const uint8_t* payload, int32_t width, int64_t n, int64_t k, int64_t* indices) {
+struct SparseIndices {
+    const uint8_t* payload;
+    int64_t n, k;
+    int64_t* indices;
+    int32_t width;
+};
+GW_API int64_t gw_sparse_indices(const SparseIndices& a) {
     return read_places(
-        payload, width, n, k, 1, [](int64_t) {},
-        [=](int64_t number, int64_t place) { indices[number] = place; });
+        a.payload, a.width, a.n, a.k, 1, [](int64_t) {},
+        [&](int64_t number, int64_t place) { a.indices[number] = place; });
 }
 
-GW_API int64_t gw_put(const float* values, const uint8_t* payload, int32_t width, int64_t k, float* out, int64_t n) {
+struct Put {
+    const float* values;
+    const uint8_t* payload;
+    int64_t k;
+    float* out;
+    int64_t n;
+    int32_t width;
+};
+GW_API int64_t gw_put(const Put& a) {
     return read_places(
-        payload, width, n, k, 1, [=](int64_t place) { __builtin_prefetch(out + place, 1); },
-        [=](int64_t number, int64_t place) { out[place] = values[number]; });
+        a.payload, a.width, a.n, a.k, 1, [&](int64_t place) { __builtin_prefetch(a.out + place, 1); },
+        [&](int64_t number, int64_t place) { a.out[place] = a.values[number]; });
 }
 
-GW_API int64_t gw_scatter_add(const float* values, const int64_t* indices, int64_t k, float* out, int64_t n,
-                              float weight) {
+struct ScatterAdd {
+    const float* values;
+    const int64_t* indices;
+    int64_t k;
+    Target to;
+};
+GW_API int64_t gw_scatter_add(const ScatterAdd& a) {
     bool fine = true;
-    for (int64_t j = 0; j < k; ++j) fine &= uint64_t(indices[j]) < uint64_t(n);
+    for (int64_t j = 0; j < a.k; ++j) fine &= uint64_t(a.indices[j]) < uint64_t(a.to.n);
     if (!fine) return REFUSED;
-    for (int64_t j = 0; j < k; ++j) out[indices[j]] += weight * values[j];
+    for (int64_t j = 0; j < a.k; ++j) a.to.out[a.indices[j]] += a.to.weight * a.values[j];
     return DONE;
 }
 
-GW_API int64_t gw_gather_encode(GW_FEED, const int64_t* indices, int64_t k, float* out, int32_t threads) {
+struct GatherEncode {
+    Feed feed;
+    const int64_t* indices;
+    int64_t k;
+    float* out;
+    int32_t threads;
+};
+GW_API int64_t gw_gather_encode(const GatherEncode& a) {
     const Form& form = active();
-    const Input in = GW_INPUT;
+    const Input in = a.feed.input();
     std::atomic<int64_t> taken(0);
-    const uint32_t peak = largest_of(n, PIECE, workers_for(n, threads), [&](int64_t begin, int64_t count) {
-        const int64_t first = std::lower_bound(indices, indices + k, begin) - indices;
-        Picks picks = {indices + first, k - first, out + first, 0, 0};
+    const auto gather = [&](int64_t begin, int64_t count) {
+        const int64_t first = std::lower_bound(a.indices, a.indices + a.k, begin) - a.indices;
+        Picks picks = {a.indices + first, a.k - first, a.out + first, 0, 0};
         form.gather(in, begin, count, picks);
         taken += picks.taken;
         return picks.peak;
-    });
-    if (peak >= INFINITE) return NOT_FINITE;
-    return taken == k ? DONE : REFUSED;
+    };
+    const Status status = judge(largest_of(a.feed.n, PIECE, workers_for(a.feed.n, a.threads), gather));
+    return status == DONE && taken != a.k ? REFUSED : status;
 }

@@ -22,6 +22,7 @@ inline int workers_for(int64_t elements, int threads) {
 // Calls job(0) to job(workers - 1). A thread that the system does not grant is done without.
 template <class Job>
 void parallel(int workers, const Job& job) {
+    if (workers == 1) return job(0);
     std::thread helpers[MOST_THREADS];
     int granted = 1;
     try {

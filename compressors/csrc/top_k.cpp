@@ -31,12 +31,19 @@ static void emit_all(Selection& s, int width, uint8_t* payload, uint8_t* values,
     memset(end, 0, size_t(-(chunks + s.k) * width & 3));
 }
 
-// `width`: bytes of an offset. `values` are k floats at any address, behind the offsets or elsewhere. `keep`: rest has
-// p at the chosen places too, else zeros.
-GW_API int64_t gw_top_k_encode(GW_FEED, int64_t k, int32_t width, uint8_t* payload, uint8_t* values, int32_t keep,
-                               int32_t threads) {
-    Selection selection(active(), GW_INPUT, n, k, threads, values);
+struct TopKEncode {
+    Feed feed;
+    int64_t k;
+    uint8_t *payload, *values;  // values: k floats at any address
+    int32_t width;              // bytes of an offset
+    int32_t keep;               // values are elsewhere than behind the offsets, and rest has them too, not zeros
+    int32_t threads;
+};
+GW_API int64_t gw_top_k_encode(const TopKEncode& a) {
+    // where results go there is memory until they do
+    uint8_t* const memory = a.keep ? a.values : a.payload;
+    Selection selection(active(), a.feed.input(), a.feed.n, a.k, a.threads, memory, a.values + 4 * a.k - memory);
     const Status status = selection.find();
-    if (status == DONE) emit_all(selection, width, payload, values, keep != 0);
+    if (status == DONE) emit_all(selection, a.width, a.payload, a.values, a.keep != 0);
     return status;
 }

@@ -22,8 +22,8 @@ struct Range {
 // above both and lists what is between; the threshold is found in the list. If the sample misled, or the list would
 // be too long, three passes over the elements find the threshold digit by digit.
 struct Selection {
-    // `values` holds k floats, at any address: memory for the lists, until they are written.
-    Selection(const Form& form, const Input& in, int64_t n, int64_t k, int threads, uint8_t* values);
+    // `memory`, of so many bytes at any address, is for the lists.
+    Selection(const Form& form, const Input& in, int64_t n, int64_t k, int threads, uint8_t* memory, int64_t size);
     Status find();
 
     const Form& form;
@@ -35,16 +35,16 @@ struct Selection {
     int64_t ties = 0;  // how many of those equal to the threshold are wanted
 
   private:
-    void give_lists(uint8_t* values);
+    void give_lists(uint8_t* memory, int64_t size);
     void settle();
     bool guess(uint32_t& low, uint32_t& high);
     bool surveyed(uint32_t low, uint32_t high);
     bool finite() const;
-    void count_listed(Level level);
-    void count_all(Level level);
+    int64_t listed(uint32_t limit) const;
+    void select_listed(int64_t rank, uint32_t low, uint32_t high);
+    void select(int64_t rank);
+    void count_digits(Level level);
     int descend(int64_t& rank);
-    template <class Count>
-    void select(int64_t rank, const Count& count);
 
     std::unique_ptr<uint8_t[]> scratch_;
 };

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
+from collections.abc import Callable, Mapping
+from ctypes import c_char_p, c_int64
 from pathlib import Path
+from struct import Struct
 from typing import NamedTuple
 
 from ..errors import ConfigError
 
-__all__ = ["ISAS", "Loaded", "load", "open_library"]
+__all__ = ["ISAS", "Loaded", "load"]
 
 #: forms by their number in the library
 ISAS = ("plain", "avx2", "avx512")
@@ -32,37 +34,40 @@ _REMEDY = (
     "gradwire builds it; in a checkout, pip install -e ."
 )
 
-_FEED = (c_void_p, c_int32, c_int64, c_void_p, c_float, c_void_p)
-#: result first
-_SIGNATURES = {
-    "gw_isa": (c_int32,),
-    "gw_set_isa": (c_int32, c_int32),
-    "gw_set_grain": (None, c_int64),
-    "gw_all_finite": (c_int64, c_void_p, c_int32, c_int64, c_int32),
-    "gw_copy": (c_int64, c_void_p, c_int32, c_int64, c_void_p, c_int32),
-    "gw_total": (c_int64, *_FEED, c_int32),
-    "gw_cast_encode": (c_int64, *_FEED, c_float, c_int32, c_void_p, c_int32),
-    "gw_cast_decode_add": (c_int64, c_void_p, c_int32, c_int64, c_void_p, c_float, c_int32),
-    "gw_sign_encode": (c_int64, *_FEED, c_int64, c_int32, c_void_p, c_int32),
-    "gw_sign_decode_add": (c_int64, c_void_p, c_int64, c_int64, c_void_p, c_float, c_int32),
-    "gw_sign_pack": (None, c_void_p, c_int32, c_int64, c_void_p, c_int32),
-    "gw_sign_unpack_add": (None, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_float, c_int32),
-    "gw_int8_encode": (c_int64, *_FEED, c_int64, c_int32, c_uint64, c_void_p, c_int32),
-    "gw_int8_decode_add": (c_int64, c_void_p, c_int64, c_int64, c_void_p, c_float, c_int32),
-    "gw_top_k_encode": (c_int64, *_FEED, c_int64, c_int32, c_void_p, c_void_p, c_int32, c_int32),
-    "gw_gather_encode": (c_int64, *_FEED, c_void_p, c_int64, c_void_p, c_int32),
-    "gw_put": (c_int64, c_void_p, c_void_p, c_int32, c_int64, c_void_p, c_int64),
-    "gw_sparse_decode_add": (c_int64, c_void_p, c_int32, c_int64, c_void_p, c_void_p, c_int64, c_float, c_int32),
-    "gw_sparse_indices": (c_int64, c_void_p, c_int32, c_int64, c_int64, c_void_p),
-    "gw_scatter_add": (c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_float),
-    "gw_draw": (c_int64, c_int64, c_int64, c_uint64, c_void_p),
+#: x, residual, rest, n, decay, dtype; and out, n, weight, threads
+_FEED, _TARGET = "PPPqfi", "Pqfi"
+#: entry points, and what their records are packed of, as `struct` writes it; see csrc/entry.h
+_RECORDS = {
+    "all_finite": "Pqii",
+    "copy": "PPqii",
+    "total": _FEED + "i",
+    "cast_encode": _FEED + "Pfii",
+    "cast_decode_add": "P" + _TARGET + "i",
+    "sign_encode": _FEED + "qPii",
+    "sign_pack": "PPqii",
+    "sign_unpack_add": "PPq" + _TARGET,
+    "sign_decode_add": "Pq" + _TARGET,
+    "int8_encode": _FEED + "qQPii",
+    "int8_decode_add": "Pq" + _TARGET,
+    "top_k_encode": _FEED + "qPPiii",
+    "gather_encode": _FEED + "PqPi",
+    "put": "PPqPqi",
+    "sparse_decode_add": "PqP" + _TARGET + "i",
+    "sparse_indices": "PqqPi",
+    "scatter_add": "PPq" + _TARGET,
+    "draw": "qqQP",
 }
+#: entry points that take a number, or nothing
+_NUMBERS = {"interface": (), "isa": (), "set_isa": (c_int64,), "set_grain": (c_int64,)}
+
+
+Entry = Callable[..., int]
 
 
 class Loaded(NamedTuple):
-    """The library, or why there is none."""
+    """The entry points, by name; or why there are none."""
 
-    library: ctypes.CDLL | None
+    entries: Mapping[str, Entry]
     why_not: str = ""
 
 
@@ -73,43 +78,56 @@ def load() -> Loaded:
         ImportError: there is none, and `GRADWIRE_REQUIRE_NATIVE=1`.
         ConfigError: `GRADWIRE_ISA` is no form, or none that this processor has.
     """
-    loaded = _find()
-    if loaded.library is None and os.environ.get("GRADWIRE_REQUIRE_NATIVE") == "1":
-        raise ImportError(f"GRADWIRE_REQUIRE_NATIVE=1, but the native kernels are {loaded.why_not}")
     isa = os.environ.get("GRADWIRE_ISA", "")
     if isa and isa not in ISAS:
         raise ConfigError(f"GRADWIRE_ISA is {isa!r}, expected one of {', '.join(ISAS)}")
-    if isa and loaded.library is not None and not loaded.library.gw_set_isa(ISAS.index(isa)):
+    loaded = _find()
+    if not loaded.entries and os.environ.get("GRADWIRE_REQUIRE_NATIVE") == "1":
+        raise ImportError(f"GRADWIRE_REQUIRE_NATIVE=1, but the native kernels are {loaded.why_not}")
+    if isa and loaded.entries and not loaded.entries["set_isa"](ISAS.index(isa)):
         raise ConfigError(f"GRADWIRE_ISA is {isa!r}, which this processor lacks; unset it, or take 'plain'")
     return loaded
 
 
 def _find() -> Loaded:
     if os.environ.get("GRADWIRE_NATIVE") == "0":
-        return Loaded(None, "switched off by GRADWIRE_NATIVE=0; unset it")
+        return Loaded({}, "switched off by GRADWIRE_NATIVE=0; unset it")
     folder = Path(__file__).parents[1]
     named = os.environ.get("GRADWIRE_KERNELS")
     paths = [Path(named)] if named else sorted(folder.glob("_kernels*.so"))
     if not paths:
-        return Loaded(None, f"not built: {folder} has no _kernels*.so. {_REMEDY}")
+        return Loaded({}, f"not built: {folder} has no _kernels*.so. {_REMEDY}")
     try:
-        return Loaded(open_library(paths[0]))
+        return Loaded(_open(paths[0]))
     except (OSError, AttributeError) as error:
-        return Loaded(None, f"not loadable: {error}. {_REMEDY}")
+        return Loaded({}, f"not loadable: {error}. {_REMEDY}")
 
 
-def open_library(path: Path) -> ctypes.CDLL:
-    """The library in a file, its functions declared.
+def _open(path: Path) -> dict[str, Entry]:
+    """The entry points of a library.
 
     Raises:
-        OSError: there is no library, or one of another version.
+        OSError: there is no library, or one of another age.
         AttributeError: an entry point is missing.
     """
     library = ctypes.CDLL(str(path))
-    found = library.gw_interface()
+    entries: dict[str, Entry] = {}
+    for name, arguments in _NUMBERS.items():
+        entries[name] = _declared(library, name, arguments)
+    found = entries["interface"]()
     if found != _INTERFACE:
         raise OSError(f"{path} has interface {found}, expected {_INTERFACE}")
-    for name, (result, *arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    for name, record in _RECORDS.items():
+        entries[name] = _packing(Struct(record).pack, _declared(library, name, (c_char_p,)))
+    return entries
+
+
+def _declared(library: ctypes.CDLL, name: str, arguments: tuple[type, ...]) -> Entry:
+    function = getattr(library, f"gw_{name}")
+    function.argtypes, function.restype = arguments, c_int64
+    return function
+
+
+def _packing(pack: Callable[..., bytes], function: Entry) -> Entry:
+    """The function, with its record's fields as arguments; ctypes would take three times as long to convert them."""
+    return lambda *fields: function(pack(*fields))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 needs_native = pytest.mark.skipif(not native.available(), reason=native.why_not())
 
-library: Any = native._library
+_entries = native._loaded.entries
 #: so many elements are worth a thread in tests; else
 _TESTED_GRAIN, _GRAIN = 1, 1 << 18
 
@@ -27,23 +26,23 @@ SIZES = st.integers(1, 5000) | st.sampled_from([16_384, 65_534, 65_535, 65_536, 
 @contextmanager
 def running(isa: str, threads: bool = True) -> Iterator[None]:
     """In this block kernels run in one form, and in as many threads as they are told, for any number of elements."""
-    before = library.gw_isa()
-    assert library.gw_set_isa(ISAS.index(isa))
-    library.gw_set_grain(_TESTED_GRAIN if threads else _GRAIN)
+    before = _entries["isa"]()
+    assert _entries["set_isa"](ISAS.index(isa))
+    _entries["set_grain"](_TESTED_GRAIN if threads else _GRAIN)
     try:
         yield
     finally:
-        library.gw_set_isa(before)
-        library.gw_set_grain(_GRAIN)
+        _entries["set_isa"](before)
+        _entries["set_grain"](_GRAIN)
 
 
 def _forms() -> list[str]:
     """Those that this processor has."""
     if not native.available():
         return []
-    best = library.gw_isa()
-    has = [isa for number, isa in enumerate(ISAS) if library.gw_set_isa(number)]
-    library.gw_set_isa(best)
+    best = _entries["isa"]()
+    has = [isa for number, isa in enumerate(ISAS) if _entries["set_isa"](number)]
+    _entries["set_isa"](best)
     return has
 
 

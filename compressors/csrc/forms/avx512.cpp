@@ -8,7 +8,8 @@
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi,bmi2,popcnt"))), \
                              apply_to = function)
 #else
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // within GCC's own headers
+#pragma GCC diagnostic ignored "-Wuninitialized"  // within GCC's own headers
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi,bmi2,popcnt")
 #endif
 namespace gw {

@@ -40,6 +40,18 @@ static void survey(const Input& in, int64_t begin, int64_t count, Survey& s) {
     });
 }
 
+static int64_t count(const uint32_t* list, int64_t size, uint32_t limit) {
+    int64_t sum = 0;
+    for (int64_t begin = 0; begin < size; begin += 1 << 16) {
+        const int64_t end = begin + (1 << 16) < size ? begin + (1 << 16) : size;
+        int32_t here = 0;  // compilers make vectors of this loop
+#pragma GCC unroll 4
+        for (int64_t j = begin; j < end; ++j) here += int32_t(list[j]) >= int32_t(limit);
+        sum += here;
+    }
+    return sum;
+}
+
 static uint32_t histogram(const Input& in, int64_t begin, int64_t count, Level level, uint64_t* digits) {
     return with_source(in, [&](auto p) {
         I most = no_bits();

@@ -58,7 +58,7 @@ struct Rest {
     const bool streamed;
 
     Rest(const Input& in, int64_t begin)
-        : to(in.rest), streamed(in.stream && reinterpret_cast<uintptr_t>(in.rest + begin) % 64 == 0) {}
+        : to(in.rest), streamed(STREAMS && in.stream && reinterpret_cast<uintptr_t>(in.rest + begin) % 64 == 0) {}
     ~Rest() {
         if (streamed) fence();
     }
@@ -73,18 +73,19 @@ struct Rest {
     }
 };
 
-// Calls step(lanes, i, rest) for each vector of a range that may begin anywhere: such that the others are aligned, the
-// first has fewer lanes.
+// As `each`, for a range that may begin anywhere: if rest is streamed, the first vector has fewer lanes, such that the
+// others are aligned. Calls step(lanes, i, rest).
 template <class Step>
 GW_INLINE void each_settled(const Input& in, int64_t begin, int64_t count, const Step& step) {
     const int64_t beyond = int64_t(reinterpret_cast<uintptr_t>(in.rest + begin) / sizeof(float) % 16);
-    const int64_t head = !in.stream || !beyond ? 0 : 16 - beyond < count ? 16 - beyond : count;
-    if (head) {
-        const Rest rest(in, begin);
-        step(Some(head), begin, rest);
-    }
+    const int64_t head = STREAMS && in.stream && beyond ? 16 - beyond : 0, end = begin + count;
     const Rest rest(in, begin + head);
-    each(begin + head, count - head, [&](auto lanes, int64_t i) { step(lanes, i, rest); });
+    int64_t i = begin;
+    for (int64_t part = head < count ? head : count;; part = end - i) {
+        if (part) step(Some(part), i, rest);
+        for (i += part; i + 16 <= end; i += 16) step(All(), i, rest);
+        if (i == end) break;
+    }
 }
 
 // Calls loop(source), compiled for each dtype, with and without a residual.

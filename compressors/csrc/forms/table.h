@@ -9,5 +9,5 @@
 
 constexpr Form make_table() {
     return {peak,   settle, copy,      sum,  sign_pack, quantize, cast,    gather,
-            sample, survey, histogram, emit, sign_add,  int8_add, cast_add};
+            sample, survey, count,     histogram, emit,      sign_add, int8_add, cast_add};
 }

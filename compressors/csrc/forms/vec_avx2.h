@@ -24,6 +24,7 @@ GW_INLINE void store(float* to, F v, Some some) {
     store(padded.lanes, v, All());
     padded.copy_to(to, some);
 }
+constexpr bool STREAMS = true;
 // Past the cache; `to` is aligned, and `fence` comes before anybody else reads it.
 GW_INLINE void stream(float* to, F v, All) {
     _mm256_stream_ps(to, v.a);

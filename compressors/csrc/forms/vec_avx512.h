@@ -16,6 +16,7 @@ GW_INLINE F load(const float* from, All) { return _mm512_loadu_ps(from); }
 GW_INLINE F load(const float* from, Some some) { return _mm512_maskz_loadu_ps(some.mask, from); }
 GW_INLINE void store(float* to, F v, All) { _mm512_storeu_ps(to, v); }
 GW_INLINE void store(float* to, F v, Some some) { _mm512_mask_storeu_ps(to, some.mask, v); }
+constexpr bool STREAMS = true;
 // Past the cache; `to` is aligned, and `fence` comes before anybody else reads it.
 GW_INLINE void stream(float* to, F v, All) { _mm512_stream_ps(to, v); }
 GW_INLINE void fence() { _mm_sfence(); }

@@ -50,6 +50,7 @@ GW_INLINE F load(const float* from, Some some) { return load(Padded<float>(from,
 GW_INLINE void store(float* to, F v, All) { memcpy(to, &v, sizeof v); }
 GW_INLINE void store(float* to, F v, Some some) { memcpy(to, &v, some.count * sizeof(float)); }
 // Compilers have no common name for stores past the cache.
+constexpr bool STREAMS = false;
 GW_INLINE void stream(float* to, F v, All lanes) { store(to, v, lanes); }
 GW_INLINE void fence() {}
 

@@ -6,7 +6,6 @@ from . import native, reference
 from .choose import either, native_is_used, reference_only
 from .feed import Feed
 from .layout import SCALE_BYTES, blocks_of, indices_of
-from .reference import sign_pack, sign_unpack_add, total
 
 __all__ = [
     "Feed",
@@ -47,6 +46,9 @@ put = either(reference.put, native.put)
 scatter_add = either(reference.scatter_add, native.scatter_add)
 sign_decode_add = either(reference.sign_decode_add, native.sign_decode_add)
 sign_encode = either(reference.sign_encode, native.sign_encode)
+sign_pack = either(reference.sign_pack, native.sign_pack)
+sign_unpack_add = either(reference.sign_unpack_add, native.sign_unpack_add)
 sparse_decode_add = either(reference.sparse_decode_add, native.sparse_decode_add)
 sparse_indices = either(reference.sparse_indices, native.sparse_indices)
 top_k_encode = either(reference.top_k_encode, native.top_k_encode)
+total = either(reference.total, native.total)

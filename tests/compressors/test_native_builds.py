@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gradwire
 import pytest
 from support.native_builds import build, compiler, link, run
 
 GXX = compiler("g++")
 TESTS = Path(__file__).parent
+ROOT = Path(gradwire.__file__).parent
 STRICT = ("-O1", "-Wall", "-Wextra", "-Werror")
 #: null pointers fault anyway, and sizes of objects need more optimization; checks of both take long to compile
 SANITIZED = (
@@ -47,6 +49,18 @@ def test_no_kernel_reads_or_writes_beyond_its_memory_or_relies_on_undefined_beha
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert " passed" in done.stdout or "100%" in done.stdout
+
+
+def test_an_install_without_a_compiler_succeeds_and_has_no_library(tmp_path: Path) -> None:
+    source, target, missing = tmp_path / "source", tmp_path / "target", "/nowhere/compiler"
+    for name in run("git", "-C", str(ROOT), "ls-files").splitlines():
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    run("env", f"CC={missing}", f"CXX={missing}", *pip, "--target", str(target), str(source))
+    assert (target / "gradwire/compressors/kernels/native.py").is_file()
+    assert not list(target.rglob("*.so"))
 
 
 @needs_gxx

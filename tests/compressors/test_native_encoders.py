@@ -75,6 +75,10 @@ def test_totals(case: Fed) -> None:
 
 @given(case=fed(), block=BLOCKS, order=st.integers(1, 2))
 def test_signs(case: Fed, block: int, order: int) -> None:
+    check_signs(case, block, order)
+
+
+def check_signs(case: Fed, block: int, order: int) -> None:
     """Scales are means, which may differ in the last place; the rest is what the own scales leave."""
     at = 4 * blocks_of(case.n, block)
     feeds, payloads = (case.feed(), case.feed()), [some_bytes(at + (case.n + 7) // 8) for _ in range(2)]
@@ -178,6 +182,50 @@ def test_draws(n: int, share: float, seed: int) -> None:
 def test_draws_of_all_and_of_nearly_all(n: int) -> None:
     for k in range(1, n + 1):
         assert torch.equal(native.draw(n, k, 5), reference.draw(n, k, 5))
+
+
+#: rests of so many elements are written past the cache
+LONG = (1 << 20) + 77
+
+
+@pytest.mark.parametrize("isa", FORMS)
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("rest", ["own", "x"])
+def test_long_tensors(isa: str, offset: int, rest: str) -> None:
+    case = Fed(values("heavy", LONG, 1), values("normal", LONG, 2), 0.9, rest, offset, isa, threads=2)
+    indices, k = reference.draw(LONG, LONG // 50, 3), LONG // 50
+    check(
+        case,
+        torch.zeros(LONG, dtype=torch.float16),
+        lambda feed, out: reference.cast_encode(feed, 1.0, out),
+        lambda feed, out: native.cast_encode(feed, 1.0, out, 2),
+    )
+    for block in (256, 1 << 20):
+        check(
+            case,
+            some_bytes(4 * blocks_of(LONG, block) + LONG),
+            lambda feed, out, block=block: reference.int8_encode(feed, block, None, out),
+            lambda feed, out, block=block: native.int8_encode(feed, block, None, out, 2),
+        )
+        check_signs(case, block, 1)
+    check(
+        case,
+        torch.zeros(k),
+        lambda feed, out: reference.gather_encode(feed, indices, out),
+        lambda feed, out: native.gather_encode(feed, indices, out, 2),
+    )
+    check(
+        case,
+        some_bytes(indices_of(LONG, k).nbytes + 4 * k),
+        lambda feed, out: reference.top_k_encode(feed, k, out, None),
+        lambda feed, out: native.top_k_encode(feed, k, out, None, 2),
+    )
+    check(
+        case,
+        torch.zeros(LONG),
+        lambda feed, out: reference.copy(feed.x, out),
+        lambda feed, out: native.copy(feed.x, out, 2),
+    )
 
 
 #: what makes a sample mislead, fills lists, or makes every element a tie

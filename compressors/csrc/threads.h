@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <system_error>
 #include <thread>
 
 namespace gw {
@@ -27,7 +26,7 @@ void parallel(int workers, const Job& job) {
     int granted = 1;
     try {
         for (; granted < workers; ++granted) helpers[granted] = std::thread(job, granted);
-    } catch (const std::system_error&) {
+    } catch (...) {
     }
     job(0);
     for (int worker = granted; worker < workers; ++worker) job(worker);

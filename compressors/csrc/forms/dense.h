@@ -13,7 +13,7 @@ static uint32_t settle(const Input& in, int64_t begin, int64_t count) {
     return with_source(in, [&](auto p) {
         I most = no_bits();
         each(begin, count, [&](auto lanes, int64_t i) {
-            p.prefetch(i, begin + count);
+            p.prefetch(i);
             const F v = p.at(i, lanes);
             most = larger(most, magnitude(v));
             rest.put(i, v, lanes);
@@ -48,7 +48,7 @@ GW_INLINE uint32_t cast_as(const S& p, const Rest& rest, int64_t begin, int64_t 
     I most = no_bits();
     int64_t beyond = 0;
     each(begin, count, [&](auto lanes, int64_t i) {
-        p.prefetch(i, begin + count);
+        p.prefetch(i);
         const F v = p.at(i, lanes);
         const I size = magnitude(v);
         most = larger(most, size);
@@ -73,6 +73,8 @@ template <class T>
 GW_INLINE void cast_add_as(const T* values, int64_t count, float weight, float* out) {
     const F factor = splat(weight);
     each(0, count, [&](auto lanes, int64_t i) {
+        call_for(values + i + AHEAD);
+        call_for(out + i + AHEAD);
         store(out + i, add(load(out + i, lanes), mul(load(values + i, lanes), factor)), lanes);
     });
 }

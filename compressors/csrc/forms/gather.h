@@ -1,7 +1,7 @@
 // Picking elements whose places are given. Included inside a form's namespace, after source.h.
 
-// Takes those of the next `count` elements whose turn it is, and returns their lanes. A place that should have come before
-// ends the picking: it is not counted as taken, which the caller notices.
+// Takes those of the next `count` elements whose turn it is, and returns their lanes. A place that should have come
+// before ends the picking: it is not counted as taken, which the caller notices.
 GW_INLINE uint32_t pick(Picks& picks, int64_t first, F v, int count) {
     float all[16];
     spill(all, v);
@@ -26,7 +26,7 @@ static void gather(const Input& in, int64_t begin, int64_t count, Picks& picks) 
     with_source(in, [&](auto p) {
         I most = no_bits();
         each_settled(in, begin, count, [&](auto lanes, int64_t i, const Rest& rest) {
-            p.prefetch(i, begin + count);
+            p.prefetch(i);
             F v = p.at(i, lanes);
             most = larger(most, magnitude(v));
             if (picks.count && *picks.places < i + 16) v = without(v, pick(picks, i, v, lanes.count));

@@ -28,7 +28,7 @@ static void survey(const Input& in, int64_t begin, int64_t count, Survey& s) {
     with_source(in, [&](auto p) {
         I most = no_bits();
         each_settled(in, begin, count, [&](auto lanes, int64_t i, const Rest& rest) {
-            p.prefetch(i, begin + count);
+            p.prefetch(i);
             const F v = p.at(i, lanes);
             const I bits = magnitude(v);
             most = larger(most, bits);
@@ -56,7 +56,7 @@ static uint32_t histogram(const Input& in, int64_t begin, int64_t count, Level l
     return with_source(in, [&](auto p) {
         I most = no_bits();
         each(begin, count, [&](auto lanes, int64_t i) {
-            p.prefetch(i, begin + count);
+            p.prefetch(i);
             const I bits = magnitude(p.at(i, lanes));
             most = larger(most, bits);
             uint32_t hits = at_least(bits, level.low) & ~at_least(bits, level.high) & lanes.mask;
@@ -131,7 +131,7 @@ GW_INLINE void emit_as(const S& p, float* rest, int64_t begin, int64_t count, co
     int64_t ties = e.ties;
     uint32_t limit = e.threshold + (ties == 0);
     each(begin, count, [&](auto lanes, int64_t i) {
-        p.prefetch(i, begin + count);
+        p.prefetch(i);
         const F v = p.at(i, lanes);
         const I bits = magnitude(v);
         uint32_t hits = at_least(bits, limit) & lanes.mask;

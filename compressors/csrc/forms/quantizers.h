@@ -8,6 +8,7 @@ static double sum(const Input& in, int64_t begin, int64_t count, int order) {
     return with_source(in, [&](auto p) {
         Sums sums;
         each(begin, count, [&](auto lanes, int64_t i) {
+            p.prefetch(i);
             const F v = p.at(i, lanes);
             if (order == 1)
                 sums.add_magnitudes(v);
@@ -47,7 +48,7 @@ static void sign_pack(const Input& in, int64_t begin, int64_t count, float scale
         each(begin, count, [&](auto lanes, int64_t i) {
             const F v = p.at(i, lanes);
             const uint32_t mask = not_negative(v);
-            p.prefetch(i, INT64_MAX, ahead);
+            p.prefetch(i, ahead);
             put_bits(bits + (i - begin) / 8, mask, lanes);
             rest.put(i, sub(v, signed_by(mask, size)), lanes);
         });
@@ -57,6 +58,7 @@ static void sign_pack(const Input& in, int64_t begin, int64_t count, float scale
 static void sign_add(const uint8_t* bits, int64_t count, float weight, float* out) {
     const F size = splat(weight);
     each(0, count, [&](auto lanes, int64_t i) {
+        call_for(out + i + AHEAD);
         const F value = signed_by(get_bits(bits + i / 8, lanes), size);
         store(out + i, add(load(out + i, lanes), value), lanes);
     });
@@ -87,7 +89,7 @@ GW_INLINE void quantize_by(const S& p, const Rest& rest, int64_t begin, int64_t 
     const F factor = splat(scale > 0 ? 1 / scale : 0.0f), back = splat(scale);
     each(begin, count, [&](auto lanes, int64_t i) {
         const F v = p.at(i, lanes);
-        p.prefetch(i, INT64_MAX, ahead);
+        p.prefetch(i, ahead);
         const I level = limit(round(mul(v, factor), i), 127);
         store(levels + (i - begin), level, lanes);
         rest.put(i, sub(v, mul(to_float(level), back)), lanes);
@@ -107,6 +109,8 @@ static void quantize(const Input& in, int64_t begin, int64_t count, float scale,
 static void int8_add(const int8_t* levels, int64_t count, float weight, float* out) {
     const F factor = splat(weight);
     each(0, count, [&](auto lanes, int64_t i) {
+        call_for(levels + i + AHEAD);
+        call_for(out + i + AHEAD);
         const F value = mul(to_float(load(levels + i, lanes)), factor);
         store(out + i, add(load(out + i, lanes), value), lanes);
     });

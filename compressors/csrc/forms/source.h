@@ -39,12 +39,9 @@ struct Source {
         // where decay is 1 the product is exact, and this is the plain sum
         return add(v, mul(splat(decay), load(residual + i, lanes)));
     }
-    // Calls for the vector that is so many elements ahead. Processors do this themselves while reading goes on evenly,
-    // but not after a wrong guess at a branch.
-    GW_METHOD void prefetch(int64_t i, int64_t end, int64_t ahead = 1024) const {
-        const int64_t soon = i + ahead < end ? i + ahead : i;
-        __builtin_prefetch(x + soon);
-        if (has_residual) __builtin_prefetch(residual + soon);
+    GW_METHOD void prefetch(int64_t i, int64_t ahead = AHEAD) const {
+        call_for(x + i + ahead);
+        if (has_residual) call_for(residual + i + ahead);
     }
     GW_METHOD float one(int64_t i) const {
         const float v = to_float(x[i]);

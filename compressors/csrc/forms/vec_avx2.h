@@ -73,7 +73,9 @@ GW_INLINE void store(T* to, H words, Some some) {
 }
 
 // Magnitudes are bits without the sign: they order like |v|.
-GW_INLINE __m256i magnitude(__m256 v) { return _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff)); }
+GW_INLINE __m256i magnitude(__m256 v) {
+    return _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff));
+}
 GW_INLINE I magnitude(F v) { return {magnitude(v.a), magnitude(v.b)}; }
 GW_INLINE I no_bits() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 GW_INLINE I larger(I v, I w) { return {_mm256_max_epi32(v.a, w.a), _mm256_max_epi32(v.b, w.b)}; }

@@ -169,7 +169,7 @@ def test_scattered(data: st.DataObject, n: int, seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("n", "k", "width"), [(5000, 50, 8), (1 << 20, 100, 16), (1 << 20, 3, 32)])
+@pytest.mark.parametrize(("n", "k", "width"), [(5000, 50, 8), (140_000, 10, 16), (140_000, 1, 32)])
 def test_each_width_of_places_is_checked(n: int, k: int, width: int) -> None:
     assert indices_of(n, k).width == width
     payload = torch.empty(indices_of(n, k).nbytes + 4 * k, dtype=torch.uint8)

@@ -20,8 +20,21 @@ try:
 except ImportError as error:
     raise MissingDependencyError("deepspeed", "deepspeed", "gradwire.deepspeed_comp") from error
 
-__all__ = ["SUPPORTED", "VERSION", "config", "deepspeed", "engine", "has_module", "missing", "require", "unusable"]
+__all__ = [
+    "SUPPORTED",
+    "TIMEOUT",
+    "VERSION",
+    "config",
+    "deepspeed",
+    "engine",
+    "has_module",
+    "missing",
+    "require",
+    "unusable",
+]
 
+#: seconds that a collective may take, as in torch.distributed: one rank may be busy with a checkpoint
+TIMEOUT = 1800.0
 #: the releases of DeepSpeed that the private names were checked against
 SUPPORTED = ("0.15.4", "0.16.9", "0.17.6", "0.18.2", "0.19.6", "0.19.8")
 #: the installed release

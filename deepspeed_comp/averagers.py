@@ -13,14 +13,12 @@ from ..backends.snapshot import parse
 from ..backends.statistics import merge
 from ..compressors import Compressor, TensorMeta, kernels
 from ..compressors.errors import ConfigError, UsageError
+from ._host import TIMEOUT
 from .compressed_allreduce import compressed_allreduce, error_sizes
 from .engine import Scope
 from .entry import Entry
 
-__all__ = ["Averager", "Fused", "PerTensor", "TIMEOUT", "merge_residuals"]
-
-#: seconds that a collective may take, as in torch.distributed: one rank may be busy with a checkpoint
-TIMEOUT = 1800.0
+__all__ = ["Averager", "Fused", "PerTensor", "merge_residuals"]
 
 
 class Averager(ABC):

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..backends import MpiTransport, TorchTransport, Transport
+from ._host import TIMEOUT
 from .compressed_allreduce import compressed_allreduce
 
 __all__ = ["CompressedBackend", "MpiBackend", "NcclBackend", "ParallelUnit"]
@@ -59,7 +60,7 @@ class CompressedBackend(_Backend):
         timeout: seconds that a collective may take; torch's own default.
     """
 
-    def __init__(self, mpu: ParallelUnit | None = None, *, timeout: float = 1800.0) -> None:
+    def __init__(self, mpu: ParallelUnit | None = None, *, timeout: float = TIMEOUT) -> None:
         self.mpu = mpu
         self.world_group = dist.group.WORLD if mpu is None else mpu.get_data_parallel_group()
         super().__init__(TorchTransport(self.world_group), timeout)
@@ -77,6 +78,6 @@ class MpiBackend(_Backend):
         timeout: seconds that a collective may take.
     """
 
-    def __init__(self, cuda_aware: bool = False, *, timeout: float = 1800.0) -> None:
+    def __init__(self, cuda_aware: bool = False, *, timeout: float = TIMEOUT) -> None:
         self.cuda_aware = cuda_aware
         super().__init__(MpiTransport(cuda_aware=cuda_aware), timeout)

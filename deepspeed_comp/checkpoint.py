@@ -19,14 +19,13 @@ from ..backends import TorchTransport, Transport
 from ..backends.announce import announce
 from ..backends.state_file import read_state, write_state
 from ..compressors.errors import ConfigError, PeerError
+from ._host import TIMEOUT
 
 __all__ = ["Checkpoints", "Part", "RankState", "follow", "unfollow"]
 
 RankState = dict[str, Any]
 
 PATTERN = "gradwire_rank_*.pt"
-#: seconds for ranks to compare notes; one of them may have been waiting for a file system
-TIMEOUT = 1800.0
 
 
 class Part(Protocol):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..backends import MpiTransport, TorchTransport, Transport
 from ..backends.fingerprint import agree
 from ..compressors.errors import ConfigError
-from ._host import VERSION
+from ._host import TIMEOUT, VERSION
 
 __all__ = [
     "Engine",
@@ -27,8 +27,6 @@ __all__ = [
     "transport_for",
 ]
 
-#: seconds for all ranks to come to their first step
-AGREEMENT_SECONDS = 1800.0
 #: key of the scope of all parameters that are no experts
 DENSE = "dense"
 #: releases whose fp16 wrappers divide gradients by a loss scale that the loss was never multiplied with
@@ -138,7 +136,7 @@ class Scopes:
         if not self._agreed:
             self._agreed = True
             if facts := self._facts():
-                agree(facts, self.dense.transport, "gradwire.options", AGREEMENT_SECONDS)
+                agree(facts, self.dense.transport, "gradwire.options", TIMEOUT)
         return self._get(str(group["name"]) if group.get("moe") else DENSE)
 
     def _get(self, key: str) -> Scope:

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from .engine import Scope
+from .norms import LARGEST
 
 __all__ = ["Entry", "MASK"]
 
 #: key of a parameter group: momenta are multiplied with this
 MASK = "exp_avg_mask"
-#: of a gradient's values, far below the root of fp32's largest one
-LARGEST = 1e19
 
 
 @dataclass

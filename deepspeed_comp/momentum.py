@@ -12,7 +12,8 @@ from ..backends import Statistics
 from ..backends.statistics import merge
 from ..compressors import Compressor, NoCompression, OneBit, SizePolicy
 from ..compressors.errors import UnsupportedError
-from .averagers import TIMEOUT, Averager, Fused, PerTensor, merge_residuals
+from ._host import TIMEOUT
+from .averagers import Averager, Fused, PerTensor, merge_residuals
 from .checkpoint import follow
 from .engine import Engine
 from .engine_optimizer import EngineOptimizer, Params

@@ -17,6 +17,7 @@ from ..compressors import Compressor, SizePolicy, with_defaults
 from ..compressors.errors import ConfigError
 from ..compressors.options import nearest
 from ..compressors.spec import make_codec, option_names
+from ._host import TIMEOUT
 
 __all__ = [
     "GradientCompression",
@@ -200,7 +201,7 @@ class GradientCompression(Settings):
     min_numel: _Count | None = None
     warmup_steps: _Count = 0
     exchange: Literal["auto", "all_reduce", "gather", "two_phase"] = "auto"
-    timeout: _Positive = 1800.0
+    timeout: _Positive = TIMEOUT
     seed: _Count = 0
 
     @classmethod

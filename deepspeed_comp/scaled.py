@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .averagers import TIMEOUT, Averager, Fused
+from ._host import TIMEOUT
+from .averagers import Averager, Fused
 from .compressed_allreduce import compressed_allreduce, error_sizes
 from .entry import Entry
 

@@ -12,7 +12,7 @@ from ...backends import BucketReducer, TorchTransport
 from ...compressors import Compressor, NoCompression, TensorMeta, choose
 from ...compressors.errors import ConfigError, UsageError
 from ...compressors.options import check_int
-from .._host import missing, require
+from .._host import TIMEOUT, missing, require
 from ..checkpoint import follow, unfollow
 from .attachment import Attachment
 from .averaging import Find, averaging_of, group_of
@@ -38,8 +38,6 @@ ENGINE = (
     "skipped_steps",
     "zero_optimization_stage",
 )
-#: as in torch.distributed: one rank may be busy with a checkpoint
-TIMEOUT = 1800.0
 
 
 class _Attached(NamedTuple):

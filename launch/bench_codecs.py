@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -195,15 +196,10 @@ def _memcpy(numel: int) -> Callable[[], Any]:
     return lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), 4 * numel)
 
 
-_made: dict[int, Sequence[torch.Tensor]] = {}
-
-
+@lru_cache(maxsize=1)
 def _buffers(numel: int) -> Sequence[torch.Tensor]:
     """Made once per size: fresh memory would be slower than a gradient's."""
-    if numel not in _made:
-        _made.clear()
-        _made[numel] = torch.ones(2, numel).unbind()
-    return _made[numel]
+    return torch.ones(2, numel).unbind()
 
 
 def _timed(call: Callable[[], Any], prepare: Callable[[], Any], batch: int) -> float:

@@ -101,7 +101,9 @@ def all_finite(x: torch.Tensor, threads: int | None = None) -> bool:
 
 def copy(x: torch.Tensor, out: torch.Tensor, threads: int | None = None) -> bool:
     n, dtype = x.numel(), x.dtype
-    expect(out, n, dtype)
+    expect(out, n, out.dtype)
+    if out.dtype is not dtype:  # the mean of 16-bit gradients, encoded for a second phase
+        return reference.copy(x, out)
     return not _copy(x.data_ptr(), out.data_ptr(), n, DTYPES[dtype], threads or _threads(n))
 
 

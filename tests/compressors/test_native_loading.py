@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
 from gradwire import ConfigError, UsageError
-from gradwire.compressors.kernels import Feed, indices_of, native
+from gradwire.compressors import kernels
+from gradwire.compressors.kernels import Feed, indices_of, native, reference
 from gradwire.compressors.kernels.library import ISAS, load
 from support.native_cases import FORMS, needs_native, running
 
@@ -23,6 +25,14 @@ SHORT = BYTES[:10]
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GRADWIRE_NATIVE", "GRADWIRE_REQUIRE_NATIVE", "GRADWIRE_ISA", "GRADWIRE_KERNELS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("name", reference.__all__)
+def test_the_three_places_where_kernels_are_listed_agree(name: str) -> None:
+    """The native form takes what the reference does, and how many threads; the package offers it."""
+    slow, fast = (list(signature(getattr(form, name)).parameters) for form in (reference, native))
+    assert fast in (slow, [*slow, "threads"])
+    assert getattr(kernels, name).__name__ == name
 
 
 @needs_native
@@ -104,7 +114,7 @@ UNFIT: dict[str, Callable[[], object]] = {
     "short values": lambda: native.top_k_encode(Feed(X), 5, BYTES, X),
     "another type of payload": lambda: native.sign_encode(Feed(X), 8, 1, torch.zeros(1000)),
     "a short out": lambda: native.copy(X, X[:50]),
-    "another type of out": lambda: native.copy(X, X.half()),
+    "a short out of another type": lambda: native.copy(X, X[:50].half()),
     "a cast to fp32": lambda: native.cast_encode(Feed(X), 1.0, X.clone()),
     "a short cast": lambda: native.cast_encode(Feed(X), 1.0, torch.zeros(50, dtype=torch.float16)),
     "a short residual": lambda: native.sign_encode(Feed(X, X[:50]), 8, 1, BYTES),

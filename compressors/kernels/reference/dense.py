@@ -17,7 +17,7 @@ def all_finite(x: torch.Tensor) -> bool:
 
 
 def copy(x: torch.Tensor, out: torch.Tensor) -> bool:
-    """`out = x`, of one dtype; False if `x` is not finite."""
+    """`out = x`, which may be in another dtype; False if `x` is not finite."""
     out.copy_(x)
     return all_finite(x)
 

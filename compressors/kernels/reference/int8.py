@@ -6,10 +6,9 @@ import numpy as np
 import torch
 
 from ..feed import Feed
-from ..layout import SCALE_BYTES, blocks_of
 from .dense import total
 from .philox import uniform
-from .pieces import blocks, check_scales, guarded
+from .pieces import blocks, check_scales, guarded, sections
 
 __all__ = ["int8_decode_add", "int8_encode"]
 
@@ -32,7 +31,8 @@ def int8_encode(feed: Feed, block: int, seed: int | None, payload: torch.Tensor)
     flat = total(feed)
     if flat is None:
         return False
-    scales, levels = _sections(payload, flat.numel(), block)
+    scales, levels = sections(payload, flat.numel(), block)
+    levels = levels.view(torch.int8)
     _measure(flat, block, scales)
     _quantize(flat, scales, block, levels, seed)
     if feed.rest is not None:
@@ -46,14 +46,9 @@ def int8_decode_add(payload: torch.Tensor, block: int, out: torch.Tensor, weight
     Raises:
         PayloadError: a scale is negative, infinite or NaN; nothing was added.
     """
-    scales, levels = _sections(payload, out.numel(), block)
+    scales, levels = sections(payload, out.numel(), block)
     check_scales(scales)
-    _add(levels, scales, block, out, weight)
-
-
-def _sections(payload: torch.Tensor, numel: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    end = SCALE_BYTES * blocks_of(numel, block)
-    return payload[:end].view(torch.float32), payload[end:].view(torch.int8)
+    _add(levels.view(torch.int8), scales, block, out, weight)
 
 
 def _measure(x: torch.Tensor, block: int, scales: torch.Tensor) -> None:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 
 from ...errors import PayloadError
+from ..layout import SCALE_BYTES, blocks_of
 
-__all__ = ["PIECE", "Part", "block_sizes", "blocks", "check_scales", "guarded", "spans"]
+__all__ = ["PIECE", "Part", "block_sizes", "blocks", "check_scales", "guarded", "sections", "spans"]
 
 #: elements that are worked on at a time
 PIECE = 1 << 18
@@ -47,6 +48,12 @@ def block_sizes(numel: int, block: int, device: torch.device | None = None) -> t
     """How many elements each block has (int64): all `block`, but the last may have fewer."""
     starts = torch.arange(0, numel, block, device=device)
     return (numel - starts).clamp_(max=block)
+
+
+def sections(payload: torch.Tensor, numel: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a payload: a scale per block (fp32), and the bytes behind them."""
+    end = SCALE_BYTES * blocks_of(numel, block)
+    return payload[:end].view(torch.float32), payload[end:]
 
 
 def guarded(scales: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from ..feed import Feed
-from ..layout import SCALE_BYTES, blocks_of
 from .dense import total
-from .pieces import block_sizes, blocks, check_scales, guarded, spans
+from .pieces import block_sizes, blocks, check_scales, guarded, sections, spans
 
 __all__ = ["sign_decode_add", "sign_encode", "sign_pack", "sign_unpack_add"]
 
@@ -33,7 +32,7 @@ def sign_encode(feed: Feed, block: int, order: int, payload: torch.Tensor) -> bo
     flat = total(feed)
     if flat is None:
         return False
-    scales, bits = _sections(payload, flat.numel(), block)
+    scales, bits = sections(payload, flat.numel(), block)
     _measure(flat, block, order, scales)
     sign_pack(flat, bits)
     if feed.rest is not None:
@@ -47,7 +46,7 @@ def sign_decode_add(payload: torch.Tensor, block: int, out: torch.Tensor, weight
     Raises:
         PayloadError: a scale is negative, infinite or NaN; nothing was added.
     """
-    scales, bits = _sections(payload, out.numel(), block)
+    scales, bits = sections(payload, out.numel(), block)
     check_scales(scales)
     sign_unpack_add(bits, scales, block, out, weight)
 
@@ -68,11 +67,6 @@ def sign_unpack_add(bits: torch.Tensor, scales: torch.Tensor, block: int, out: t
         signs = table.index_select(0, octets.int()).view(-1)[: part.span.stop - part.span.start]
         values = signs.view(part.rows, -1).mul_(weighted[part.blocks, None])
         out[part.span].add_(values.view(-1))
-
-
-def _sections(payload: torch.Tensor, numel: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    end = SCALE_BYTES * blocks_of(numel, block)
-    return payload[:end].view(torch.float32), payload[end:]
 
 
 def _measure(x: torch.Tensor, block: int, order: int, scales: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from setuptools.command.build_py import build_py
 FOLDERS = [
     "compressors",
     "compressors.kernels",
+    "compressors.kernels.native",
     "compressors.kernels.reference",
     "backends",
     "horovod_comp",

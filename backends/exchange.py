@@ -186,7 +186,7 @@ class Exchange(ABC):
             scratch = None if scratch is None else scratch[piece.low : piece.high]
         ctx = clock.context(piece.meta)
         done = codec.compress(grad, state, ctx, out=piece.payload(message), scratch=scratch)
-        flight.finite &= done.finite
+        flight.finite &= bool(done.finite)  # waits for a GPU: the message's header says it
         return done.state
 
     def _decode_add(

@@ -16,10 +16,10 @@ from .errors import (
     UnsupportedError,
     UsageError,
 )
-from .int8 import Int8
 from .memory import ErrorFeedback
 from .onebit import OneBit
 from .policy import Choice, SizePolicy, choose, with_defaults, without_memory
+from .quantizers import FP8, Int4, Int8, TwoBit
 from .randomk import RandomK
 from .spec import format_spec, parse_spec
 from .topk import TopK
@@ -33,7 +33,9 @@ __all__ = [
     "Context",
     "ErrorFeedback",
     "FP16",
+    "FP8",
     "GradwireError",
+    "Int4",
     "Int8",
     "MismatchError",
     "MissingDependencyError",
@@ -48,6 +50,7 @@ __all__ = [
     "TopK",
     "TransportError",
     "TransportTimeout",
+    "TwoBit",
     "UnsupportedError",
     "UsageError",
     "choose",

@@ -24,14 +24,17 @@ __all__ = [
     "Compressed",
     "Compressor",
     "Context",
+    "Encoded",
     "State",
     "TensorMeta",
     "as_vector",
     "check_flat",
-    "refused",
+    "settled",
 ]
 
 State = dict[str, torch.Tensor]
+#: the state after a step, and whether the input was finite
+Encoded = tuple[State, kernels.Verdict]
 
 #: payloads of bytes start at multiples of this, so that every number inside lies where its type may lie
 ALIGNMENT = 8
@@ -45,12 +48,14 @@ class Compressed(NamedTuple):
         state: the state after this step. The state passed in is not changed, so a caller that drops this
             one has undone the step.
         finite: False if the input (with the residual added) held NaN or inf. Then `payload` is poison
-            (NaN where it is summable, zero bytes elsewhere) and `state` is the one that was passed in.
+            (NaN where it is summable, zero bytes elsewhere) and `state` is the one that was passed in. On a GPU this
+            may be a 0-dim tensor that nobody has waited for yet; `state` is the new one then, and where `finite`
+            turns out False the caller drops it.
     """
 
     payload: torch.Tensor
     state: State
-    finite: bool
+    finite: kernels.Verdict
 
 
 class Compressor(ABC):
@@ -181,20 +186,25 @@ class Compressor(ABC):
         self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
     ) -> Compressed:
         """As `compress`, for a non-empty contiguous `vector` in the gradient's own dtype."""
-        after = self._encode(kernels.Feed(vector), state, ctx, payload)
-        return refused(payload, state) if after is None else Compressed(payload, after, True)
+        after, finite = self._encode(kernels.Feed(vector), state, ctx, payload)
+        return settled(payload, state, after, finite)
 
     @abstractmethod
-    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
-        """Write the payload of what is fed, and what it leaves out to `feed.rest`; return the new state.
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
+        """Write the payload of what is fed, and what it leaves out to `feed.rest`.
 
-        None if what is fed is not finite; the payload and `feed.rest` may hold anything then. A codec without a
-        kernel of its own takes `kernels.total(feed)`, and subtracts what it has written from `feed.rest`.
+        Returns the new state, and whether what is fed is finite; the payload and `feed.rest` may hold anything if it
+        is not. A codec without a kernel of its own takes `kernels.total(feed)`, and subtracts what it has written
+        from `feed.rest`.
         """
 
     @abstractmethod
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         """`out += weight * decoded`; sizes are checked already, the rest of an untrusted payload is not."""
+
+    def _clear(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor) -> None:
+        """Zero the elements of `out` (flat) that this rank's payload says all about; most codecs say all of none."""
+        return
 
     # Checks shared by all codecs.
 
@@ -239,10 +249,14 @@ def check_flat(out: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     return out
 
 
-def refused(payload: torch.Tensor, state: State) -> Compressed:
-    """The answer to a non-finite input: a payload that no one can take for data, and the state as it was."""
-    payload.fill_(float("nan") if payload.is_floating_point() else 0)
-    return Compressed(payload, state, False)
+def settled(payload: torch.Tensor, before: State, after: State, finite: kernels.Verdict) -> Compressed:
+    """What `compress` returns. If the input was not finite: a payload that no one can take for data."""
+    if finite is True:
+        return Compressed(payload, after, True)
+    poison = float("nan") if payload.is_floating_point() else 0
+    if finite is False:
+        return Compressed(payload.fill_(poison), before, False)
+    return Compressed(payload.masked_fill_(~finite, poison), after, finite)
 
 
 def _first_byte(tensor: torch.Tensor) -> int:

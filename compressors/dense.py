@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from . import kernels
-from .base import Compressor, Context, State, TensorMeta
+from .base import Compressor, Context, Encoded, State, TensorMeta
 from .options import check_flag
 
 __all__ = ["BF16", "Cast", "FP16", "NoCompression"]
@@ -50,8 +50,8 @@ class NoCompression(Compressor):
         payload = self._check_payload(payload, ctx.meta)
         return payload.view(ctx.meta.dtype).clone().view(ctx.meta.shape)  # fp64 stays exact
 
-    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
-        return state if kernels.copy(feed.x, payload.view(ctx.meta.dtype)) else None
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
+        return state, kernels.copy(feed.x, payload.view(ctx.meta.dtype))
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.cast_decode_add(payload.view(ctx.meta.dtype), out, weight)
@@ -95,14 +95,16 @@ class Cast(Compressor):
     def _divisor(self, meta: TensorMeta) -> float:
         return float(1 << (meta.summands - 1).bit_length())
 
-    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
         saturated = kernels.cast_encode(feed, self._divisor(ctx.meta), payload.view(self.dtype))
-        if saturated < 0:
-            return None
         before = state.get("saturated")
+        if isinstance(saturated, torch.Tensor):  # nobody waits for a device
+            return {**state, "saturated": saturated if before is None else before + saturated}, saturated >= 0
+        if saturated < 0:
+            return state, False
         if before is not None and saturated == 0:
-            return state
-        return {**state, "saturated": torch.tensor(saturated) if before is None else before + saturated}
+            return state, True
+        return {**state, "saturated": torch.tensor(saturated) if before is None else before + saturated}, True
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.cast_decode_add(payload.view(self.dtype), out, weight * self._divisor(ctx.meta))

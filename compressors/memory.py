@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 
 from . import kernels
-from .base import Compressed, Compressor, Context, State, refused
+from .base import Compressed, Compressor, Context, State, settled
 from .dense import NoCompression
 from .errors import ConfigError, UsageError
 from .options import check_fraction
@@ -55,8 +55,8 @@ class ErrorFeedback(Wrapper):
         if old is not None and old.data_ptr() == rest.data_ptr():
             raise UsageError("scratch is the old residual; it must stay as it is until the step is applied")
         inner = {key: value for key, value in state.items() if key != RESIDUAL}
-        after = self._encode(kernels.Feed(vector, old, self.decay, rest), inner, ctx, payload)
-        return refused(payload, state) if after is None else Compressed(payload, {**after, RESIDUAL: rest}, True)
+        after, finite = self._encode(kernels.Feed(vector, old, self.decay, rest), inner, ctx, payload)
+        return settled(payload, state, {**after, RESIDUAL: rest}, finite)
 
 
 def _check_wrappable(compressor: object) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from . import kernels
-from .base import Compressor, Context, State, TensorMeta
+from .base import Compressor, Context, Encoded, State, TensorMeta
 from .options import check_choice, check_flag, check_int
 
 __all__ = ["OneBit"]
@@ -47,9 +47,8 @@ class OneBit(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         return kernels.SCALE_BYTES * kernels.blocks_of(meta.numel, self._length(meta)) + (meta.numel + 7) // 8
 
-    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
-        finite = kernels.sign_encode(feed, self._length(ctx.meta), _ORDERS[self.scale], payload)
-        return state if finite else None
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
+        return state, kernels.sign_encode(feed, self._length(ctx.meta), _ORDERS[self.scale], payload)
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.sign_decode_add(payload, self._length(ctx.meta), out, weight)

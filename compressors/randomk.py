@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from . import kernels
-from .base import Compressor, Context, State, TensorMeta
+from .base import Compressor, Context, Encoded, State, TensorMeta
 from .options import check_flag, check_fraction, count
 from .seeds import derive
 
@@ -18,8 +18,9 @@ __all__ = ["RandomK"]
 class RandomK(Compressor):
     """`ratio * numel` entries (rounded up, at least one), drawn anew for each step from the shared seed.
 
-    With error feedback the values are sent as they are. Without it they are multiplied by numel/k, which makes the
-    result unbiased, and noisy.
+    The tensor is cut into k runs whose lengths differ by one at most, and one entry is drawn from each: no entry
+    depends on another draw, so nothing is sorted or kept. With error feedback the values are sent as they are. Without
+    it each is multiplied by the length of its run, which makes the result unbiased, and noisy.
 
     Attributes:
         ratio: share of the entries that is sent, in (0, 1]; counted as in `TopK`.
@@ -57,15 +58,15 @@ class RandomK(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         return 4 * self.entries(meta)
 
-    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
-        return state if kernels.gather_encode(feed, self._indices(ctx, payload.device), payload) else None
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
+        return state, kernels.draw_encode(feed, self.entries(ctx.meta), _seed(ctx), payload)
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
-        kernels.scatter_add(payload, self._indices(ctx, out.device), out, weight * self._scale(ctx.meta))
+        kernels.draw_decode_add(payload, _seed(ctx), not self.error_feedback, out, weight)
 
-    def _indices(self, ctx: Context, device: torch.device) -> torch.Tensor:
-        seed = derive(ctx.seed, ctx.meta.name, ctx.step)
-        return kernels.draw(ctx.meta.numel, self.entries(ctx.meta), seed).to(device)
+    def _clear(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor) -> None:
+        out.index_fill_(0, kernels.draw(ctx.meta.numel, self.entries(ctx.meta), _seed(ctx), out.device), 0.0)
 
-    def _scale(self, meta: TensorMeta) -> float:
-        return 1.0 if self.error_feedback else meta.numel / self.entries(meta)
+
+def _seed(ctx: Context) -> int:
+    return derive(ctx.seed, ctx.meta.name, ctx.step)

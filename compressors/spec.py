@@ -15,9 +15,9 @@ from typing import Any
 from .base import Compressor
 from .dense import BF16, FP16, NoCompression
 from .errors import ConfigError
-from .int8 import Int8
 from .onebit import OneBit
 from .options import nearest
+from .quantizers import FP8, Int4, Int8, TwoBit
 from .randomk import RandomK
 from .topk import TopK
 
@@ -26,11 +26,14 @@ __all__ = ["format_spec", "make_codec", "option_names", "parse_spec"]
 _CODECS = {
     "bf16": BF16,
     "fp16": FP16,
+    "fp8": FP8,
+    "int4": Int4,
     "int8": Int8,
     "none": NoCompression,
     "onebit": OneBit,
     "randomk": RandomK,
     "topk": TopK,
+    "twobit": TwoBit,
 }
 _NAMES: dict[type[Compressor], str] = {codec: name for name, codec in _CODECS.items()}
 _WORDS = {"true": True, "false": False, "none": None}
@@ -41,11 +44,13 @@ _NESTED = re.compile(r"(\w+)(?:\((.*)\))?")
 def parse_spec(spec: str) -> Compressor:
     """The codec that a spec describes, without memory or policy (`with_defaults` adds them).
 
+    The form that an option's value has is understood as well: `int8(block=64)` for `int8:block=64`.
+
     Raises:
         ConfigError: an unknown name or option, or a value out of range; the text names what is allowed.
     """
     name, _, options = spec.strip().partition(":")
-    return _build(name.strip().lower(), options)
+    return _nested(spec.strip()) or _build(name.strip().lower(), options)
 
 
 def format_spec(compressor: Compressor) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .base import Compressed, Compressor, Context, State, TensorMeta
+from .base import Compressed, Compressor, Context, Encoded, State, TensorMeta
 from .kernels import Feed
 
 __all__ = ["Wrapper"]
@@ -81,8 +81,11 @@ class Wrapper(Compressor):
     ) -> Compressed:
         return self._codec(ctx.meta)._compress(vector, state, ctx, payload, scratch)
 
-    def _encode(self, feed: Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
+    def _encode(self, feed: Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
         return self._codec(ctx.meta)._encode(feed, state, ctx, payload)
+
+    def _clear(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor) -> None:
+        self._codec(ctx.meta)._clear(payload, ctx, out)
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         self._codec(ctx.meta)._decode_add(payload, ctx, out, weight)

@@ -26,6 +26,13 @@ void set(uint8_t* to, int64_t index, T value) {
 // The reciprocal of a denormal scale would be infinite.
 inline float guarded(float scale) { return scale > FLT_MIN ? scale : 0.0f; }
 
+// Calls piece(begin, count, index) for pieces of a block; their sums are added in this order.
+template <class Piece>
+void each_piece(Span block, const Piece& piece) {
+    for (int64_t at = 0; at < block.count; at += PIECE)
+        piece(block.begin + at, std::min(PIECE, block.count - at), at / PIECE);
+}
+
 // Encodes block after block, several at a time; where blocks are too few for that, with all threads within a block.
 // False as soon as one is not finite.
 template <class Encoder>
@@ -55,14 +62,14 @@ inline bool acceptable(const uint8_t* scales, int64_t count) {
     return fine;
 }
 
-// Calls add(begin, count, scale * weight) for runs that lie within a block and begin at multiples of 8, if blocks do.
+// Calls add(begin, count, index) for runs that lie within a block and begin at multiples of 8, if blocks do.
 template <class Add>
-void decode_blocks(const uint8_t* scales, int64_t block, const Target& to, const Add& add) {
+void decode_blocks(int64_t block, const Target& to, const Add& add) {
     over_parts(to.n, 4096, workers_for(to.n, to.threads), [&](int64_t begin, int64_t count) {
         for (int64_t i = begin, stop; i < begin + count; i = stop) {
             const int64_t b = i / block;
             stop = std::min(begin + count, (b + 1) * block);
-            add(i, stop - i, get<float>(scales, b) * to.weight);
+            add(i, stop - i, b);
         }
     });
 }

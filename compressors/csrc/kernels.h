@@ -6,12 +6,15 @@
 // threads, and call the form that `active()` returns for each.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace gw {
 
 enum Dtype { F32 = 0, F16 = 1, BF16 = 2 };
 enum Isa { PLAIN = 0, AVX2 = 1, AVX512 = 2 };
+// What elements are rounded to, once they are divided by a scale: -127 to 127, -7 to 7, or floats of 8 bits.
+enum Grid { INT8 = 0, INT4 = 1, E4M3 = 2, E5M2 = 3 };
 
 // What the entry points return; encoders of the casts return a count instead of DONE.
 enum Status { DONE = 0, NOT_FINITE = -1, REFUSED = -2, NO_MEMORY = -3 };
@@ -59,13 +62,20 @@ struct Survey {
     uint32_t peak;
 };
 
-// Places to pick from, ascending; `count` are left. Those that have their turn in a range are taken, in order.
-struct Picks {
-    const int64_t* places;
-    int64_t count;
-    float* out;
-    int64_t taken;
-    uint32_t peak;
+// k runs that cover n elements, and one place in each, by counting; docs/wire-format.md describes it.
+struct Strata {
+    int64_t k;
+    uint64_t seed;
+    int64_t shortest, longer;  // the first `longer` runs have one element more than the shortest
+
+    Strata(int64_t n, int64_t k, uint64_t seed) : k(k), seed(seed), shortest(n / k), longer(n % k) {}
+    int64_t start(int64_t run) const { return run * shortest + std::min(run, longer); }
+    int64_t length(int64_t run) const { return shortest + (run < longer); }
+    // The run that an element is in.
+    int64_t run_of(int64_t element) const {
+        const int64_t head = longer * (shortest + 1);
+        return element < head ? element / (shortest + 1) : longer + (element - head) / shortest;
+    }
 };
 
 // A level of a radix selection: magnitudes in [low, high) are counted by (magnitude - low) >> shift.
@@ -83,7 +93,19 @@ struct Emission {
     int64_t ties;
     int width;  // bytes of an offset; 4 has no chunks and no counts
     uint8_t *counts, *offsets, *values;
-    bool keep;  // rest keeps what was chosen
+    bool keep;     // rest keeps what was chosen
+    int64_t room;  // for so many entries
+};
+
+// Magnitudes below a limit and those that reach it: their sums, and how many reach it.
+struct Apart {
+    double low, high;
+    int64_t reach;
+};
+
+// The two magnitudes of a block of 2-bit elements, and what parts them.
+struct Pair {
+    float low, high, mean;
 };
 
 // Elements per chunk: a count of the form's width can say "all of them".
@@ -102,12 +124,18 @@ struct Form {
     // Sum of |p| (order 1) or p^2 (2) over at most PIECE elements, not finite if a p is not; and rest = p.
     double (*sum)(const Input&, int64_t begin, int64_t count, int order);
     void (*sign_pack)(const Input&, int64_t begin, int64_t count, float scale, uint8_t* bits);
-    void (*quantize)(const Input&, int64_t begin, int64_t count, float scale, const uint64_t* seed, int8_t* levels);
+    void (*quantize)(const Input&, int64_t begin, int64_t count, float scale, Grid, const uint64_t* seed,
+                     uint8_t* levels);
+    // Sums of the |p| below a limit and of the others, over at most PIECE elements.
+    void (*sum_apart)(const Input&, int64_t begin, int64_t count, float limit, Apart&);
+    void (*two_bit_pack)(const Input&, int64_t begin, int64_t count, Pair, uint8_t* codes);
     // Returns the largest |p|, as bits; adds to `saturated`.
     uint32_t (*cast)(const Input&, int64_t begin, int64_t count, float divisor, int dtype, void* out,
                      int64_t* saturated);
-    // rest = p, but 0 at the places that are picked.
-    void (*gather)(const Input&, int64_t begin, int64_t count, Picks&);
+    // rest = p, but 0 at the places of runs, whose p go to out[run]. Returns the largest |p|, as bits.
+    uint32_t (*gather)(const Input&, int64_t begin, int64_t count, const Strata&, float* out);
+    // The places of 16 runs, the first of which is a multiple of 16; those beyond the last mean nothing.
+    void (*places)(const Strata&, int64_t first, int64_t* out);
 
     // One magnitude from each of `count` strata of `stride` elements, counted by its highest 14 bits.
     void (*sample)(const Input&, int64_t stride, int64_t count, uint32_t* histogram);
@@ -117,11 +145,14 @@ struct Form {
     int64_t (*count)(const uint32_t* list, int64_t size, uint32_t limit);
     // Adds to TURNS histograms of DIGITS entries. Returns the largest |p|, as bits.
     uint32_t (*histogram)(const Input&, int64_t begin, int64_t count, Level, uint64_t* digits);
-    // Where the input is in place; or has no rest.
-    void (*emit)(const Input&, int64_t begin, int64_t count, Emission);
+    // Where the input is in place; or has no rest. Returns how many entries it wrote.
+    int64_t (*emit)(const Input&, int64_t begin, int64_t count, Emission);
+    // The same of any input, with no quota of ties; and rest = p, but 0 at what was chosen. `peak`: the largest |p|.
+    int64_t (*emit_settling)(const Input&, int64_t begin, int64_t count, Emission, uint32_t* peak);
 
     void (*sign_add)(const uint8_t* bits, int64_t count, float weight, float* out);
-    void (*int8_add)(const int8_t* levels, int64_t count, float weight, float* out);
+    void (*levels_add)(const uint8_t* levels, Grid, int64_t count, float weight, float* out);
+    void (*two_bit_add)(const uint8_t* codes, int64_t count, float low, float high, float* out);
     void (*cast_add)(const void* values, int dtype, int64_t count, float weight, float* out);
 };
 

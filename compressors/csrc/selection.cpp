@@ -60,13 +60,52 @@ void Selection::settle() {
     in = in.settled();
 }
 
+// Sampled magnitudes by their highest bits.
+const uint32_t* Selection::count_samples(int64_t samples) {
+    uint32_t* const bins = reinterpret_cast<uint32_t*>(ranges[0].scratch);
+    memset(bins, 0, SAMPLE_BINS * sizeof *bins);
+    form.sample(in, n / samples, samples, bins);
+    return bins;
+}
+
+bool Selection::sample() {
+    const int64_t samples = std::min(MOST_SAMPLES, n / 16);
+    if (!scratch_ || 2 * k >= n || !samples) return false;
+    const uint32_t* const bins = count_samples(samples);
+    const double rank = double(k) * double(samples) / double(n), enough = rank - (3 * std::sqrt(rank) + 4);
+    int64_t above = 0;
+    for (int64_t bin = SAMPLE_BINS - 1; bin >= 0; --bin) {
+        const int64_t reach = above + bins[bin];
+        if (double(reach) >= enough && reach > 0) {
+            threshold = (uint32_t(bin + 1) << 17) - 1;
+            return bin + 1 < SAMPLE_BINS && double(above) >= rank / 2;
+        }
+        above = reach;
+    }
+    return false;
+}
+
+int64_t Selection::count_above() {
+    const Input first = in.settling();
+    const uint32_t limit = threshold + 1;
+    parallel(workers, [&](int worker) {
+        Range& range = ranges[worker];
+        Survey survey = {limit, limit, reinterpret_cast<uint32_t*>(range.scratch), LISTED, 0, 0, 0};
+        form.survey(first, range.begin, range.count, survey);
+        range.above = survey.above;
+        range.peak = survey.peak;
+    });
+    in = in.settled();
+    int64_t above = 0;
+    for (int worker = 0; worker < workers; ++worker) above += ranges[worker].above;
+    return finite() ? above : int64_t(NOT_FINITE);
+}
+
 // Bounds between which the threshold very likely is; false if guessing would not pay.
 bool Selection::guess(uint32_t& low, uint32_t& high) {
     if (2 * k >= n) return false;
     const int64_t samples = std::min(MOST_SAMPLES, n / 16);
-    uint32_t* const bins = reinterpret_cast<uint32_t*>(ranges[0].scratch);
-    memset(bins, 0, SAMPLE_BINS * sizeof *bins);
-    form.sample(in, n / samples, samples, bins);
+    const uint32_t* const bins = count_samples(samples);
     const double rank = double(k) * double(samples) / double(n), margin = 3 * std::sqrt(rank) + 4;
     int64_t above = 0;
     bool found = false;

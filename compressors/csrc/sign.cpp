@@ -5,20 +5,12 @@
 #include <new>
 
 #include "blocks.h"
-#include "entry.h"
 
 using namespace gw;
 
 static float scale_of(double sum, int64_t count, int order) {
     const double mean = sum / double(count);
     return guarded(float(order == 1 ? mean : std::sqrt(mean)));
-}
-
-// Calls piece(begin, count, index) for pieces of a block; their sums are added in this order.
-template <class Piece>
-static void each_piece(Span block, const Piece& piece) {
-    for (int64_t at = 0; at < block.count; at += PIECE)
-        piece(block.begin + at, std::min(PIECE, block.count - at), at / PIECE);
 }
 
 namespace {
@@ -106,8 +98,8 @@ struct SignUnpackAdd {
 // With scales of any kind, at any address.
 GW_API int64_t gw_sign_unpack_add(const SignUnpackAdd& a) {
     const Form& form = active();
-    decode_blocks(a.scales, a.block, a.to, [&](int64_t begin, int64_t count, float weight) {
-        form.sign_add(a.bits + begin / 8, count, weight, a.to.out + begin);
+    decode_blocks(a.block, a.to, [&](int64_t begin, int64_t count, int64_t block) {
+        form.sign_add(a.bits + begin / 8, count, get<float>(a.scales, block) * a.to.weight, a.to.out + begin);
     });
     return DONE;
 }

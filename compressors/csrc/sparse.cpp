@@ -1,4 +1,4 @@
-// Some elements: reading their places from payloads, adding them, and picking those that all ranks drew.
+// Some elements: reading their places from payloads, and adding them.
 
 #include <cstring>
 
@@ -16,8 +16,9 @@ struct Places {
     static constexpr int64_t CHUNK = chunk_of(sizeof(Offset));
     const uint8_t *counts, *offsets;
     int64_t n, k, chunks;
+    bool exact;  // there are k, not fewer
 
-    Places(const uint8_t* payload, int64_t n, int64_t k) : counts(payload), n(n), k(k) {
+    Places(const uint8_t* payload, int64_t n, int64_t k, bool exact) : counts(payload), n(n), k(k), exact(exact) {
         chunks = chunked ? blocks_in(n, CHUNK) : 1;
         offsets = payload + (chunked ? chunks * int64_t(sizeof(Offset)) : 0);
     }
@@ -76,7 +77,8 @@ struct Places {
     // Checks everything, then calls entry(number, place) for all.
     template <class Touch, class Entry>
     bool read(int threads, const Touch& touch, const Entry& entry) const {
-        if (chunked && entries(0, chunks) != k) return false;
+        const int64_t found = chunked ? entries(0, chunks) : k;
+        if (found > k || (exact && found < k)) return false;
         const int workers = workers_for(8 * k, threads);  // each costs as much as several elements in a row
         int64_t first[MOST_THREADS + 1] = {};
         const auto mine = [&](int worker) { return part_of(chunks, 1, workers, worker); };
@@ -91,89 +93,97 @@ struct Places {
     }
 };
 
+// What records say about a payload's places.
+struct Where {
+    const uint8_t* payload;
+    int64_t n, k;
+    int32_t width;  // bytes of an offset
+    int32_t exact;
+};
+
+template <class Offset, class Touch, class Entry>
+bool read_as(const Where& w, int threads, const Touch& touch, const Entry& entry) {
+    return Places<Offset>(w.payload, w.n, w.k, w.exact != 0).read(threads, touch, entry);
+}
 template <class Touch, class Entry>
-int64_t read_places(const uint8_t* payload, int32_t width, int64_t n, int64_t k, int threads, const Touch& touch,
-                    const Entry& entry) {
-    const bool fine = width == 1   ? Places<uint8_t>(payload, n, k).read(threads, touch, entry)
-                      : width == 2 ? Places<uint16_t>(payload, n, k).read(threads, touch, entry)
-                                   : Places<uint32_t>(payload, n, k).read(threads, touch, entry);
+int64_t read_places(const Where& w, int threads, const Touch& touch, const Entry& entry) {
+    const bool fine = w.width == 1   ? read_as<uint8_t>(w, threads, touch, entry)
+                      : w.width == 2 ? read_as<uint16_t>(w, threads, touch, entry)
+                                     : read_as<uint32_t>(w, threads, touch, entry);
     return fine ? DONE : REFUSED;
 }
 
 }  // namespace
 
-struct SparseDecodeAdd {
-    const uint8_t* payload;
-    int64_t k;
+struct SparseAdd {
+    Where where;
     const uint8_t* values;  // k floats at any address
-    Target to;
-    int32_t width;
+    float* out;
+    float weight;
+    int32_t threads;
 };
-GW_API int64_t gw_sparse_decode_add(const SparseDecodeAdd& a) {
-    float* const out = a.to.out;
+GW_API int64_t gw_sparse_add(const SparseAdd& a) {
+    float* const out = a.out;
     return read_places(
-        a.payload, a.width, a.to.n, a.k, a.to.threads, [=](int64_t place) { __builtin_prefetch(out + place, 1); },
-        [=, &a](int64_t number, int64_t place) { out[place] += a.to.weight * get<float>(a.values, number); });
+        a.where, a.threads, [=](int64_t place) { __builtin_prefetch(out + place, 1); },
+        [=, &a](int64_t number, int64_t place) { out[place] += a.weight * get<float>(a.values, number); });
 }
 
 struct SparseIndices {
-    const uint8_t* payload;
-    int64_t n, k;
+    Where where;
     int64_t* indices;
-    int32_t width;
 };
+// Returns how many there are.
 GW_API int64_t gw_sparse_indices(const SparseIndices& a) {
-    return read_places(
-        a.payload, a.width, a.n, a.k, 1, [](int64_t) {},
-        [&](int64_t number, int64_t place) { a.indices[number] = place; });
+    int64_t found = 0;
+    const int64_t status = read_places(
+        a.where, 1, [](int64_t) {},
+        [&](int64_t number, int64_t place) {
+            a.indices[number] = place;
+            found = number + 1;
+        });
+    return status == DONE ? found : status;
 }
 
 struct Put {
-    const float* values;
-    const uint8_t* payload;
-    int64_t k;
+    Where where;
+    const float* values;  // null: zeros
     float* out;
-    int64_t n;
-    int32_t width;
 };
 GW_API int64_t gw_put(const Put& a) {
     return read_places(
-        a.payload, a.width, a.n, a.k, 1, [&](int64_t place) { __builtin_prefetch(a.out + place, 1); },
-        [&](int64_t number, int64_t place) { a.out[place] = a.values[number]; });
+        a.where, 1, [&](int64_t place) { __builtin_prefetch(a.out + place, 1); },
+        [&](int64_t number, int64_t place) { a.out[place] = a.values ? a.values[number] : 0.0f; });
 }
 
-struct ScatterAdd {
+struct SparseMerge {
+    const int64_t* indices;
     const float* values;
-    const int64_t* indices;
     int64_t k;
-    Target to;
+    const int64_t* more;
+    const float* their_values;
+    int64_t many;
+    int64_t* merged;  // k + many, as are the sums
+    float* sums;
 };
-GW_API int64_t gw_scatter_add(const ScatterAdd& a) {
-    bool fine = true;
-    for (int64_t j = 0; j < a.k; ++j) fine &= uint64_t(a.indices[j]) < uint64_t(a.to.n);
-    if (!fine) return REFUSED;
-    for (int64_t j = 0; j < a.k; ++j) a.to.out[a.indices[j]] += a.to.weight * a.values[j];
-    return DONE;
+static bool ascend(const int64_t* indices, int64_t k) {
+    bool fine = k == 0 || indices[0] >= 0;
+    for (int64_t j = 1; j < k; ++j) fine &= indices[j] > indices[j - 1];
+    return fine;
 }
-
-struct GatherEncode {
-    Feed feed;
-    const int64_t* indices;
-    int64_t k;
-    float* out;
-    int32_t threads;
-};
-GW_API int64_t gw_gather_encode(const GatherEncode& a) {
-    const Form& form = active();
-    const Input in = a.feed.input();
-    std::atomic<int64_t> taken(0);
-    const auto gather = [&](int64_t begin, int64_t count) {
-        const int64_t first = std::lower_bound(a.indices, a.indices + a.k, begin) - a.indices;
-        Picks picks = {a.indices + first, a.k - first, a.out + first, 0, 0};
-        form.gather(in, begin, count, picks);
-        taken += picks.taken;
-        return picks.peak;
-    };
-    const Status status = judge(largest_of(a.feed.n, PIECE, workers_for(a.feed.n, a.threads), gather));
-    return status == DONE && taken != a.k ? REFUSED : status;
+// Returns how many places there are.
+GW_API int64_t gw_sparse_merge(const SparseMerge& a) {
+    if (!ascend(a.indices, a.k) || !ascend(a.more, a.many)) return REFUSED;
+    int64_t i = 0, j = 0, size = 0;
+    while (i < a.k && j < a.many) {
+        const int64_t mine = a.indices[i], theirs = a.more[j];
+        const float value = mine <= theirs ? a.values[i] : 0.0f, other = theirs <= mine ? a.their_values[j] : 0.0f;
+        a.merged[size] = std::min(mine, theirs);
+        a.sums[size++] = 0.0f + value + other;  // no place sums up to -0
+        i += mine <= theirs;
+        j += theirs <= mine;
+    }
+    for (; i < a.k; ++i, ++size) a.merged[size] = a.indices[i], a.sums[size] = 0.0f + a.values[i];
+    for (; j < a.many; ++j, ++size) a.merged[size] = a.more[j], a.sums[size] = 0.0f + a.their_values[j];
+    return size;
 }

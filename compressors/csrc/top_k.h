@@ -25,6 +25,10 @@ struct Selection {
     // `memory`, of so many bytes at any address, is for the lists.
     Selection(const Form& form, const Input& in, int64_t n, int64_t k, int threads, uint8_t* memory, int64_t size);
     Status find();
+    // A threshold that samples tell: mostly somewhat fewer than k magnitudes are above it. False if they do not tell.
+    bool sample();
+    // How many are above that threshold, in all; settles the input. NOT_FINITE if it is not.
+    int64_t count_above();
 
     const Form& form;
     Input in;
@@ -37,6 +41,7 @@ struct Selection {
   private:
     void give_lists(uint8_t* memory, int64_t size);
     void settle();
+    const uint32_t* count_samples(int64_t samples);
     bool guess(uint32_t& low, uint32_t& high);
     bool surveyed(uint32_t low, uint32_t high);
     bool finite() const;

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "Verdict"]
+
+#: whether something is finite; kernels on a GPU answer with a 0-dim tensor, for which nobody has to wait
+Verdict = bool | torch.Tensor
 
 
 class Feed(NamedTuple):

@@ -5,13 +5,50 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["Indices", "SCALE_BYTES", "blocks_of", "indices_of"]
+__all__ = [
+    "E4M3",
+    "E5M2",
+    "Grid",
+    "INT4",
+    "INT8",
+    "Indices",
+    "PAIR_BYTES",
+    "SCALE_BYTES",
+    "blocks_of",
+    "indices_of",
+    "levels_bytes",
+    "two_bit_bytes",
+]
 
 SCALE_BYTES = 4
+#: of the two magnitudes of a block of 2-bit elements
+PAIR_BYTES = 8
 
 #: bits of an offset, and with it of a chunk's count
 _WIDTHS = (8, 16)
 _PLAIN = 32
+
+
+class Grid(NamedTuple):
+    """The levels that elements are rounded to once they are divided by their block's scale.
+
+    Attributes:
+        name: as people write it.
+        number: in csrc/kernels.h.
+        bits: per element.
+        most: the largest level; a block's largest magnitude comes to lie there.
+    """
+
+    name: str
+    number: int
+    bits: int
+    most: float
+
+
+INT8 = Grid("int8", 0, 8, 127.0)
+INT4 = Grid("int4", 1, 4, 7.0)
+E4M3 = Grid("e4m3", 2, 8, 448.0)
+E5M2 = Grid("e5m2", 3, 8, 57344.0)
 
 
 class Indices(NamedTuple):
@@ -36,14 +73,29 @@ def blocks_of(numel: int, block: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def indices_of(numel: int, k: int) -> Indices:
-    """The shortest way to write k indices below `numel`; among equals the one with the narrowest offsets."""
+def levels_bytes(numel: int, block: int, grid: Grid) -> int:
+    """Of scales and levels."""
+    return SCALE_BYTES * blocks_of(numel, block) + blocks_of(numel * grid.bits, 8)
+
+
+@lru_cache(maxsize=4096)
+def two_bit_bytes(numel: int, block: int) -> int:
+    """Of magnitudes and elements."""
+    return PAIR_BYTES * blocks_of(numel, block) + blocks_of(numel, 4)
+
+
+@lru_cache(maxsize=4096)
+def indices_of(numel: int, k: int, exact: bool = True) -> Indices:
+    """The shortest way to write k indices below `numel`; among equals the one with the narrowest offsets.
+
+    `exact` is False if there may be fewer: then only forms with counts will do.
+    """
     forms = []
     for width in _WIDTHS:
         chunk = (1 << width) - 1
         chunks = blocks_of(numel, chunk)
         forms.append(Indices(width, chunk, chunks, _filled((chunks + k) * width // 8)))
-    if numel <= 1 << _PLAIN:
+    if exact and numel <= 1 << _PLAIN:
         forms.append(Indices(_PLAIN, numel, 0, 4 * k))
     return min(forms, key=lambda form: form.nbytes)
 

@@ -11,6 +11,7 @@ import torch
 from gradwire import Compressor, Context, Int8, OneBit, RandomK, State, TensorMeta, TopK
 from gradwire.backends import GradientReducer, Transport, run_ranks
 from gradwire.backends import reducer as reducer_module
+from gradwire.compressors.base import Encoded
 from gradwire.compressors.kernels import Feed
 from gradwire.compressors.memory import RESIDUAL
 from support.allocating import Allocations
@@ -56,10 +57,10 @@ class Drain(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         return meta.raw_bytes
 
-    def _encode(self, feed: Feed, state: State, ctx: Context, payload: torch.Tensor) -> State:
+    def _encode(self, feed: Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
         kept = state.get(RESIDUAL, feed.x.clone())
         payload.view(torch.float32).copy_(kept)
-        return {RESIDUAL: kept}
+        return {RESIDUAL: kept}, True
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         out.add_(payload.view(torch.float32), alpha=weight)

@@ -6,8 +6,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gradwire import PayloadError
-from gradwire.compressors.kernels import Feed, blocks_of, indices_of, native, reference
+from gradwire import PayloadError, UsageError
+from gradwire.compressors.kernels import (
+    E4M3,
+    E5M2,
+    INT4,
+    INT8,
+    Feed,
+    Grid,
+    blocks_of,
+    indices_of,
+    levels_bytes,
+    native,
+    reference,
+    two_bit_bytes,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from support.native_cases import DTYPES, FORMS, SIZES, VALUES, needs_native, running, same_bits, shifted, values
@@ -99,74 +112,124 @@ def test_signs_apart_from_their_scales(data: st.DataObject, n: int, block: int, 
     )
 
 
+@pytest.mark.parametrize("grid", [INT8, INT4, E4M3, E5M2], ids=lambda grid: grid.name)
 @given(data=st.data(), n=SIZES, block=BLOCKS | st.integers(1, 300), kind=st.sampled_from(VALUES), seed=seeds)
-def test_levels(data: st.DataObject, n: int, block: int, kind: str, seed: int) -> None:
-    payload = torch.empty(4 * blocks_of(n, block) + n, dtype=torch.uint8)
-    assert reference.int8_encode(Feed(values(kind, n, seed)), block, None, payload)
-    payload[-1] = 0x80  # -128, which no encoder writes
+def test_levels(grid: Grid, data: st.DataObject, n: int, block: int, kind: str, seed: int) -> None:
+    block += block % 2 if grid is INT4 else 0
+    payload = torch.empty(levels_bytes(n, block, grid), dtype=torch.uint8)
+    assert reference.levels_encode(Feed(values(kind, n, seed)), grid, block, None, payload)
+    codes = payload[4 * blocks_of(n, block) :]
+    codes[-256:] = torch.arange(256)[-codes.numel() :]  # also those that no encoder writes
     broken_scale(data, payload, blocks_of(n, block))
     weight, count, odd = data.draw(weights), data.draw(threads), shifted(payload, data.draw(offsets))
     check(
         data.draw(forms),
         values("normal", n, seed + 1),
-        lambda out: reference.int8_decode_add(payload, block, out, weight),
-        lambda out: native.int8_decode_add(odd, block, out, weight, count),
+        lambda out: reference.levels_decode_add(payload, grid, block, out, weight),
+        lambda out: native.levels_decode_add(odd, grid, block, out, weight, count),
+    )
+
+
+@given(data=st.data(), n=SIZES, block=BLOCKS | st.integers(1, 75).map(lambda four: 4 * four), seed=seeds)
+def test_two_bits(data: st.DataObject, n: int, block: int, seed: int) -> None:
+    payload = torch.randint(256, (two_bit_bytes(n, block),), generator=torch.Generator().manual_seed(seed)).byte()
+    magnitudes = payload[: 8 * blocks_of(n, block)].view(torch.float32)
+    magnitudes.copy_(values("heavy", magnitudes.numel(), seed).abs())
+    broken_scale(data, payload, magnitudes.numel())
+    weight, count, odd = data.draw(weights), data.draw(threads), shifted(payload, data.draw(offsets))
+    check(
+        data.draw(forms),
+        values("normal", n, seed + 1),
+        lambda out: reference.two_bit_decode_add(payload, block, out, weight),
+        lambda out: native.two_bit_decode_add(odd, block, out, weight, count),
     )
 
 
 @st.composite
-def sparse(draw: st.DrawFn, mutate: bool = True) -> tuple[torch.Tensor, int, int]:
-    """A payload of an encoder, often with a few other bytes among its places; n and k."""
-    n = draw(SIZES)
+def sparse(draw: st.DrawFn, mutate: bool = True) -> tuple[torch.Tensor, int, int, bool]:
+    """A payload of an encoder, often with a few other bytes among its places; n, k, and whether it has all k."""
+    n, exact = draw(SIZES), draw(st.booleans())
     k = max(1, int(draw(st.sampled_from([0.0, 0.001, 0.02, 0.3, 0.9, 1.0])) * n))
-    nbytes = indices_of(n, k).nbytes
+    nbytes = indices_of(n, k, exact).nbytes
     payload = torch.empty(nbytes + 4 * k, dtype=torch.uint8)
-    assert reference.top_k_encode(Feed(values(draw(st.sampled_from(VALUES)), n, draw(seeds))), k, payload, None)
+    x = values(draw(st.sampled_from(VALUES)), n, draw(seeds))
+    assert reference.top_k_encode(Feed(x), k, payload, None, exact)
     for _ in range(draw(st.integers(0, 3)) if mutate else 0):
         payload[draw(st.integers(0, nbytes - 1))] += draw(st.integers(1, 255))
     if mutate and draw(st.booleans()):
         at = draw(st.integers(0, nbytes - 2)) if nbytes > 1 else 0
         payload[at : at + 2] = payload[at : at + 2].flip(0)
-    return payload, n, k
+    return payload, n, k, exact
 
 
 @given(data=st.data(), case=sparse())
-def test_sparse(data: st.DataObject, case: tuple[torch.Tensor, int, int]) -> None:
-    payload, n, k = case
+def test_sparse(data: st.DataObject, case: tuple[torch.Tensor, int, int, bool]) -> None:
+    payload, n, k, exact = case
     weight, count, odd = data.draw(weights), data.draw(threads), shifted(payload, data.draw(offsets))
     isa = data.draw(forms)
     accepted = check(
         isa,
         values("normal", n, 1),
-        lambda out: reference.sparse_decode_add(payload, k, out, weight),
-        lambda out: native.sparse_decode_add(odd, k, out, weight, count),
+        lambda out: reference.sparse_decode_add(payload, k, out, weight, exact),
+        lambda out: native.sparse_decode_add(odd, k, out, weight, exact, count),
     )
     if accepted:
-        assert torch.equal(native.sparse_indices(odd, n, k), reference.sparse_indices(payload, n, k))
+        assert torch.equal(native.sparse_indices(odd, n, k, exact), reference.sparse_indices(payload, n, k, exact))
     else:
         with pytest.raises(PayloadError):
-            native.sparse_indices(odd, n, k)
+            native.sparse_indices(odd, n, k, exact)
 
 
-@given(case=sparse(mutate=False), seed=seeds)
-def test_put(case: tuple[torch.Tensor, int, int], seed: int) -> None:
-    payload, n, k = case
-    new, expected, result = values("normal", k, seed), torch.zeros(n), torch.zeros(n)
-    reference.put(new, payload, expected)
-    native.put(new, payload, result)
-    assert same_bits(result, expected)
+@given(data=st.data(), case=sparse(), seed=seeds)
+def test_values_from_elsewhere_are_put_or_added_and_places_cleared(
+    data: st.DataObject, case: tuple[torch.Tensor, int, int, bool], seed: int
+) -> None:
+    payload, n, k, exact = case
+    new, old = values("normal", k, seed), values("normal", n, seed + 1)
+    weight, count = data.draw(weights), data.draw(threads)
+    for slow, fast in (
+        (lambda out: reference.put(new, payload, out, exact), lambda out: native.put(new, payload, out, exact)),
+        (lambda out: reference.clear(payload, k, out, exact), lambda out: native.clear(payload, k, out, exact)),
+        (
+            lambda out: reference.sparse_add(new, payload, out, weight, exact),
+            lambda out: native.sparse_add(new, payload, out, weight, exact, count),
+        ),
+    ):
+        check(data.draw(forms), old, slow, fast)
 
 
-@given(data=st.data(), n=SIZES, seed=seeds)
-def test_scattered(data: st.DataObject, n: int, seed: int) -> None:
-    indices = reference.draw(n, data.draw(st.integers(1, n)), seed)
-    sent, weight = values("heavy", indices.numel(), seed), data.draw(weights)
+@given(data=st.data(), n=SIZES, seed=seeds, scaled=st.booleans())
+def test_drawn(data: st.DataObject, n: int, seed: int, scaled: bool) -> None:
+    sent, weight, count = values("heavy", data.draw(st.integers(1, n)), seed), data.draw(weights), data.draw(threads)
     check(
         data.draw(forms),
         values("normal", n, seed + 1),
-        lambda out: reference.scatter_add(sent, indices, out, weight),
-        lambda out: native.scatter_add(sent, indices, out, weight),
+        lambda out: reference.draw_decode_add(sent, seed, scaled, out, weight),
+        lambda out: native.draw_decode_add(sent, seed, scaled, out, weight, count),
     )
+
+
+indices = st.sets(st.integers(0, 40) | st.integers(0, 1 << 62)).map(lambda places: torch.tensor(sorted(places)).long())
+
+
+@given(mine=indices, theirs=indices, seed=seeds)
+def test_merged(mine: torch.Tensor, theirs: torch.Tensor, seed: int) -> None:
+    vectors = mine, values("ties", mine.numel(), seed), theirs, values("ties", theirs.numel(), seed + 1)
+    places, sums = reference.sparse_merge(*vectors)
+    merged, added = native.sparse_merge(*vectors)
+    assert torch.equal(merged, places)
+    assert same_bits(added, sums)
+    assert torch.equal(places, torch.cat((mine, theirs)).unique())
+    assert float(sums.double().sum()) == float(torch.cat((vectors[1], vectors[3])).double().sum())
+
+
+@pytest.mark.parametrize("form", [native, reference])
+@pytest.mark.parametrize("wrong", [[3, 3], [5, 2], [-1, 4]])
+def test_vectors_that_are_not_in_order_are_not_merged(form: object, wrong: list[int]) -> None:
+    good, bad, two = torch.tensor([1, 2]), torch.tensor(wrong), torch.ones(2)
+    for pair in ((good, two, bad, two), (bad, two, good, two)):
+        with pytest.raises(UsageError, match="ascend strictly from 0"):
+            form.sparse_merge(*pair)  # pyright: ignore[reportAttributeAccessIssue] - a module
 
 
 @pytest.mark.parametrize(("n", "k", "width"), [(5000, 50, 8), (140_000, 10, 16), (140_000, 1, 32)])

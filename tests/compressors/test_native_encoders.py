@@ -6,7 +6,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gradwire.compressors.kernels import Feed, blocks_of, indices_of, native, reference
+from gradwire.compressors.kernels import (
+    E4M3,
+    E5M2,
+    INT4,
+    INT8,
+    Feed,
+    Grid,
+    blocks_of,
+    indices_of,
+    levels_bytes,
+    native,
+    reference,
+    two_bit_bytes,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from support.native_cases import FORMS, Fed, fed, needs_native, running, same_bits, values
@@ -124,55 +137,111 @@ def test_bits_alone(case: Fed) -> None:
     assert same_bits(bits, expected)
 
 
-@given(case=fed(), block=ODD_BLOCKS, seed=st.none() | st.integers(0, (1 << 63) - 1))
-def test_levels(case: Fed, block: int, seed: int | None) -> None:
+@pytest.mark.parametrize("grid", [INT8, INT4, E4M3, E5M2], ids=lambda grid: grid.name)
+@given(case=fed(), block=ODD_BLOCKS, seed=st.none() | st.integers(0, (1 << 64) - 1))
+def test_levels(grid: Grid, case: Fed, block: int, seed: int | None) -> None:
+    block += block % 2 if grid is INT4 else 0
+    at_random = seed if grid in (INT8, INT4) else None
     check(
         case,
-        some_bytes(4 * blocks_of(case.n, block) + case.n),
-        lambda feed, out: reference.int8_encode(feed, block, seed, out),
-        lambda feed, out: native.int8_encode(feed, block, seed, out, case.threads),
+        some_bytes(levels_bytes(case.n, block, grid)),
+        lambda feed, out: reference.levels_encode(feed, grid, block, at_random, out),
+        lambda feed, out: native.levels_encode(feed, grid, block, at_random, out, case.threads),
     )
+
+
+@pytest.mark.parametrize("isa", FORMS)
+@pytest.mark.parametrize("grid", [E4M3, E5M2], ids=lambda grid: grid.name)
+def test_all_roundings_to_8_bits(isa: str, grid: Grid) -> None:
+    """Every pattern of the upper 16 bits, and those next to it: all codes, all ties, and what lies beside them."""
+    upper = torch.arange(1 << 16).to(torch.int32) << 16
+    x = torch.cat([upper - 1, upper, upper + 1, upper | 0x8000]).view(torch.float32)
+    x = torch.cat([torch.tensor([grid.most]), x[x.abs() <= grid.most]])
+    payloads = [some_bytes(levels_bytes(x.numel(), x.numel(), grid)) for _ in range(2)]
+    assert reference.levels_encode(Feed(x), grid, x.numel(), None, payloads[0])
+    with running(isa):
+        assert native.levels_encode(Feed(x), grid, x.numel(), None, payloads[1])
+    assert same_bits(payloads[1], payloads[0])
+    assert payloads[0][4:].unique().numel() >= 240
+
+
+@given(case=fed(), block=ODD_BLOCKS)
+def test_two_bits(case: Fed, block: int) -> None:
+    """Magnitudes are means, which may differ in the last place; the codes agree, and rest is what they leave."""
+    block += -block % 4
+    at = 8 * blocks_of(case.n, block)
+    feeds, payloads = (case.feed(), case.feed()), [some_bytes(two_bit_bytes(case.n, block)) for _ in range(2)]
+    expected = reference.two_bit_encode(feeds[0], block, payloads[0])
+    with running(case.isa):
+        assert native.two_bit_encode(feeds[1], block, payloads[1], case.threads) == expected
+    if not expected:
+        return
+    theirs, ours = (payload[:at].view(torch.int32) for payload in payloads)
+    assert int((theirs - ours).abs().max()) <= 1 or scales_at_the_limit(theirs, ours)
+    assert same_bits(payloads[1][at:], payloads[0][at:])
+    left = reference.total(case.feed())
+    assert left is not None
+    reference.two_bit_decode_add(payloads[1], block, left, -1.0)
+    assert feeds[1].rest is None or same_bits(feeds[1].rest, left)
 
 
 SHARES = st.sampled_from([0.0, 0.0001, 0.001, 0.01, 0.1, 0.4, 0.6, 1.0])
 
 
-@given(case=fed(), share=SHARES)
-def test_largest(case: Fed, share: float) -> None:
+@given(case=fed(), share=SHARES, exact=st.booleans())
+def test_largest(case: Fed, share: float, exact: bool) -> None:
     k = max(1, int(share * case.n))
     check(
         case,
-        some_bytes(indices_of(case.n, k).nbytes + 4 * k),
-        lambda feed, out: reference.top_k_encode(feed, k, out, None),
-        lambda feed, out: native.top_k_encode(feed, k, out, None, case.threads),
+        some_bytes(indices_of(case.n, k, exact).nbytes + 4 * k),
+        lambda feed, out: reference.top_k_encode(feed, k, out, None, exact),
+        lambda feed, out: native.top_k_encode(feed, k, out, None, exact, case.threads),
     )
 
 
-@given(case=fed(), share=SHARES)
-def test_largest_with_values_elsewhere(case: Fed, share: float) -> None:
+@given(case=fed(), share=SHARES, exact=st.booleans())
+def test_largest_with_values_elsewhere(case: Fed, share: float, exact: bool) -> None:
     k = max(1, int(share * case.n))
-    found = [torch.zeros(k), torch.zeros(k + 1)[1:]]
+    found = [torch.ones(k), torch.zeros(k + 1)[1:]]
     check(
         case,
-        some_bytes(indices_of(case.n, k).nbytes + 4 * k),
-        lambda feed, out: reference.top_k_encode(feed, k, out, found[0]),
-        lambda feed, out: native.top_k_encode(feed, k, out, found[1], case.threads),
+        some_bytes(indices_of(case.n, k, exact).nbytes + 4 * k),
+        lambda feed, out: reference.top_k_encode(feed, k, out, found[0], exact),
+        lambda feed, out: native.top_k_encode(feed, k, out, found[1], exact, case.threads),
+    )
+    assert reference.total(case.feed()) is None or same_bits(found[1], found[0])
+
+
+@given(
+    case=fed(st.sampled_from([16_384, 65_535, 65_536, 131_071, 200_001])),
+    share=st.sampled_from([0.02, 0.05, 0.1, 0.4]),
+    elsewhere=st.booleans(),
+)
+def test_sampled(case: Fed, share: float, elsewhere: bool) -> None:
+    """Tensors that are long enough for the samples to say something."""
+    k = int(share * case.n)
+    found = [torch.ones(k), torch.zeros(k)] if elsewhere else [None, None]
+    check(
+        case,
+        some_bytes(indices_of(case.n, k, exact=False).nbytes + 4 * k),
+        lambda feed, out: reference.top_k_encode(feed, k, out, found[0], False),
+        lambda feed, out: native.top_k_encode(feed, k, out, found[1], False, case.threads),
     )
     assert reference.total(case.feed()) is None or same_bits(found[1], found[0])
 
 
 @given(case=fed(), share=st.sampled_from([0.0, 0.01, 0.3, 0.9, 1.0]), seed=st.integers(0, 99))
 def test_drawn(case: Fed, share: float, seed: int) -> None:
-    indices = reference.draw(case.n, max(1, int(share * case.n)), seed)
+    k = max(1, int(share * case.n))
     check(
         case,
-        torch.zeros(indices.numel()),
-        lambda feed, out: reference.gather_encode(feed, indices, out),
-        lambda feed, out: native.gather_encode(feed, indices, out, case.threads),
+        torch.zeros(k),
+        lambda feed, out: reference.draw_encode(feed, k, seed, out),
+        lambda feed, out: native.draw_encode(feed, k, seed, out, case.threads),
     )
 
 
-@given(n=st.integers(1, 300_000), share=st.floats(0, 1), seed=st.integers(0, (1 << 63) - 1))
+@given(n=st.integers(1, 300_000), share=st.floats(0, 1), seed=st.integers(0, (1 << 64) - 1))
 def test_draws(n: int, share: float, seed: int) -> None:
     k = min(n, int(share * n) + 1)
     assert torch.equal(native.draw(n, k, seed), reference.draw(n, k, seed))
@@ -193,7 +262,7 @@ LONG = (1 << 20) + 77
 @pytest.mark.parametrize("rest", ["own", "x"])
 def test_long_tensors(isa: str, offset: int, rest: str) -> None:
     case = Fed(values("heavy", LONG, 1), values("normal", LONG, 2), 0.9, rest, offset, isa, threads=2)
-    indices, k = reference.draw(LONG, LONG // 50, 3), LONG // 50
+    k = LONG // 50
     check(
         case,
         torch.zeros(LONG, dtype=torch.float16),
@@ -204,22 +273,23 @@ def test_long_tensors(isa: str, offset: int, rest: str) -> None:
         check(
             case,
             some_bytes(4 * blocks_of(LONG, block) + LONG),
-            lambda feed, out, block=block: reference.int8_encode(feed, block, None, out),
-            lambda feed, out, block=block: native.int8_encode(feed, block, None, out, 2),
+            lambda feed, out, block=block: reference.levels_encode(feed, INT8, block, None, out),
+            lambda feed, out, block=block: native.levels_encode(feed, INT8, block, None, out, 2),
         )
         check_signs(case, block, 1)
     check(
         case,
         torch.zeros(k),
-        lambda feed, out: reference.gather_encode(feed, indices, out),
-        lambda feed, out: native.gather_encode(feed, indices, out, 2),
+        lambda feed, out: reference.draw_encode(feed, k, 3, out),
+        lambda feed, out: native.draw_encode(feed, k, 3, out, 2),
     )
-    check(
-        case,
-        some_bytes(indices_of(LONG, k).nbytes + 4 * k),
-        lambda feed, out: reference.top_k_encode(feed, k, out, None),
-        lambda feed, out: native.top_k_encode(feed, k, out, None, 2),
-    )
+    for exact in (True, False):
+        check(
+            case,
+            some_bytes(indices_of(LONG, k, exact).nbytes + 4 * k),
+            lambda feed, out, exact=exact: reference.top_k_encode(feed, k, out, None, exact),
+            lambda feed, out, exact=exact: native.top_k_encode(feed, k, out, None, exact, 2),
+        )
     check(
         case,
         torch.zeros(LONG),
@@ -253,9 +323,25 @@ def test_largest_of_unlucky_tensors(isa: str, kind: str, n: int) -> None:
         with running(isa):
             for threads, payload in enumerate(payloads[1:], 1):
                 rest = torch.empty(n)
-                assert native.top_k_encode(Feed(x, rest=rest), k, payload, None, threads)
+                assert native.top_k_encode(Feed(x, rest=rest), k, payload, None, True, threads)
                 assert same_bits(payload, payloads[0])
                 assert int(rest.count_nonzero()) == max(0, int(x.count_nonzero()) - k)
+
+
+@pytest.mark.parametrize("isa", FORMS)
+@pytest.mark.parametrize("kind", UNLUCKY)
+def test_samples_of_unlucky_tensors(isa: str, kind: str) -> None:
+    """Never more than wanted, never none, and the same in any number of threads."""
+    n = (1 << 20) + 3
+    x = UNLUCKY[kind](n)
+    for k in (n // 1000, n // 49, n // 3):
+        payloads = [some_bytes(indices_of(n, k, exact=False).nbytes + 4 * k) for _ in range(3)]
+        assert reference.top_k_encode(Feed(x), k, payloads[0], None, exact=False)
+        assert 1 <= reference.sparse_indices(payloads[0], n, k, exact=False).numel() <= k
+        with running(isa):
+            for threads, payload in enumerate(payloads[1:], 1):
+                assert native.top_k_encode(Feed(x), k, payload, None, False, threads)
+                assert same_bits(payload, payloads[0])
 
 
 def test_counted_random_numbers_are_those_of_the_paper() -> None:
@@ -268,5 +354,5 @@ def test_counted_random_numbers_are_those_of_the_paper() -> None:
             x[:4] = 0
             x[j] = 1 - chance + shift
             payload = some_bytes(4 + 5)
-            assert native.int8_encode(Feed(x), 5, 0, payload)
+            assert native.levels_encode(Feed(x), INT8, 5, 0, payload)
             assert payload[4 + j] == level

@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gradwire import BF16, FP16, Compressor, ConfigError, Int8, NoCompression, OneBit, RandomK, TopK
+from gradwire import (
+    BF16,
+    FP8,
+    FP16,
+    Compressor,
+    ConfigError,
+    Int4,
+    Int8,
+    NoCompression,
+    OneBit,
+    RandomK,
+    TopK,
+    TwoBit,
+)
 
 NO_FRACTION = [0, -0.1, 1.0000001, 2, float("nan"), float("inf"), "0.1", True, None, [0.1]]
 NO_FLAG = [0, 1, "true", None]
@@ -17,8 +30,8 @@ CASES: list[tuple[type[Compressor], str, list[Any], str]] = [
     (
         TopK,
         "values",
-        ["fp16", TopK(), NoCompression(), FP16, 0, OneBit()],
-        r"None \(fp32\), FP16\(\), BF16\(\) or Int8\(\)",
+        ["topk", TopK(), NoCompression(), FP16, 0, OneBit()],
+        r"None \(fp32\), FP16\(\), BF16\(\), FP8\(\)",
     ),
     (TopK, "error_feedback", NO_FLAG, "True or False"),
     (RandomK, "error_feedback", NO_FLAG, "True or False"),
@@ -29,6 +42,14 @@ CASES: list[tuple[type[Compressor], str, list[Any], str]] = [
     (Int8, "stochastic", NO_FLAG, "True or False"),
     (Int8, "error_feedback", [0, 1, "true"], "True or False"),
     (BF16, "error_feedback", NO_FLAG, "True or False"),
+    (TopK, "sampled", NO_FLAG, "True or False"),
+    (Int4, "block", [*NO_COUNT, None], "an integer from 1 to 2147483648"),
+    (Int4, "block", [7, 1], "a multiple of 2 from 2 to 2147483648"),
+    (FP8, "format", ["e3m4", "E4M3", None], "one of e4m3, e5m2"),
+    (FP8, "block", [*NO_COUNT, None], "an integer from 1 to 2147483648"),
+    (FP8, "error_feedback", NO_FLAG, "True or False"),
+    (TwoBit, "block", [*NO_COUNT, None, 6], "a multiple of 4 from 4 to 2147483648"),
+    (TwoBit, "error_feedback", NO_FLAG, "True or False"),
 ]
 
 
@@ -41,12 +62,24 @@ def test_a_bad_value_is_refused(codec: type[Compressor], option: str, value: Any
         codec(**{option: value})
 
 
-@pytest.mark.parametrize("codec", [TopK, RandomK, OneBit, Int8, FP16, BF16, NoCompression])
+@pytest.mark.parametrize("codec", [TopK, RandomK, OneBit, Int8, Int4, FP8, TwoBit, FP16, BF16, NoCompression])
 def test_an_unknown_option_is_refused(codec: type[Compressor]) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'rato'"):
         codec(**{"rato": 0.1})
     with pytest.raises(TypeError, match="positional"):
         codec(0.1)  # pyright: ignore[reportCallIssue] - wrong on purpose
+
+
+@pytest.mark.parametrize(("spec", "codec"), [("int8", Int8()), ("int8:block=64", Int8(block=64)), ("fp16", FP16())])
+def test_values_may_be_specs(spec: str, codec: Int8 | FP16) -> None:
+    assert TopK(values=spec) == TopK(values=codec)
+    assert TopK(values=spec).values == codec
+
+
+@pytest.mark.parametrize("spec", ["int9", "int8:blok=3", "int8(block=0)", ""])
+def test_values_that_are_no_spec_are_refused(spec: str) -> None:
+    with pytest.raises(ConfigError, match=r"unknown|block is 0"):
+        TopK(values=spec)
 
 
 @pytest.mark.parametrize("ratio", [1, 1.0, 0.5, 1e-9])

@@ -1,4 +1,4 @@
-"""Random-k: the same entries on all ranks, each subset equally likely."""
+"""Random-k: the same entries on all ranks, one from each run, each of its elements equally likely."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from gradwire import RandomK
+from gradwire import RandomK, UsageError
 from gradwire.compressors.kernels import draw
 from gradwire.compressors.seeds import derive
 from hypothesis import given
@@ -43,16 +43,42 @@ def test_samples_are_distinct_ascending_and_in_range(numel: int, share: float, s
     assert 0 <= int(drawn[0]) <= int(drawn[-1]) < numel
 
 
-@pytest.mark.parametrize(("numel", "k", "subsets"), [(5, 2, 10), (5, 3, 10), (4, 1, 4), (6, 5, 6)])
-def test_every_subset_is_equally_likely(numel: int, k: int, subsets: int) -> None:
-    rounds = 400 * subsets
+@given(numel=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 2**64 - 1))
+def test_there_is_one_in_each_run_and_runs_are_about_equal(numel: int, share: float, seed: int) -> None:
+    k = max(1, int(share * numel))
+    lengths = [numel // k + (run < numel % k) for run in range(k)]
+    ends = torch.tensor(lengths).cumsum(0)
+    drawn = draw(numel, k, seed)
+    assert bool((drawn < ends).all())
+    assert bool((drawn >= ends - torch.tensor(lengths)).all())
+
+
+@pytest.mark.parametrize(("numel", "k", "choices"), [(5, 2, 6), (5, 3, 4), (4, 1, 4), (6, 5, 2), (9, 3, 27)])
+def test_all_choices_are_equally_likely(numel: int, k: int, choices: int) -> None:
+    rounds = 400 * choices
     seen = Counter(tuple(draw(numel, k, derive("test", seed)).tolist()) for seed in range(rounds))
-    assert len(seen) == subsets
+    assert len(seen) == choices
     assert all(abs(times - 400) < 5 * 20 for times in seen.values())
+
+
+@pytest.mark.parametrize("numel", [7, 100, 1009])
+@pytest.mark.parametrize("ratio", [0.01, 0.3, 0.7])
+def test_without_error_feedback_the_expectation_is_exact(numel: int, ratio: float) -> None:
+    """Also where runs differ in length: each element times its share of the draws, times the factor, is itself."""
+    codec, x = RandomK(ratio=ratio, error_feedback=False), torch.arange(1.0, numel + 1)
+    factors = codec.decompress(codec.compress(x, {}, context(x)).payload, context(x)) / x
+    k = codec.entries(context(x).meta)
+    runs = torch.tensor([float(numel // k + (run < numel % k)) for run in range(k)])
+    assert torch.allclose(factors[factors > 0], runs)
+
+
+def test_runs_of_2_31_elements_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"k is 1 .* expected 2 to 2147483648"):
+        draw(1 << 31, 1, 0)
 
 
 def test_the_stream_is_the_same_everywhere() -> None:
     assert derive(0, "layer.weight", 3) == 5497119911327207537
-    assert draw(1000, 5, 42).tolist() == [267, 406, 529, 875, 910]
+    assert draw(1000, 5, 42).tolist() == [122, 293, 414, 668, 997]
     assert derive("1") != derive(1)
     assert derive("a", "b") != derive("ab")

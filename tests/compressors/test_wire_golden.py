@@ -6,7 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from gradwire import BF16, FP16, Compressor, Context, Int8, NoCompression, OneBit, RandomK, TensorMeta, TopK
+from gradwire import (
+    BF16,
+    FP8,
+    FP16,
+    Compressor,
+    Context,
+    Int4,
+    Int8,
+    NoCompression,
+    OneBit,
+    RandomK,
+    TensorMeta,
+    TopK,
+    TwoBit,
+)
 from gradwire.compressors.wire import NON_FINITE, Expected, write_header
 from support.compressing import as_bytes
 
@@ -26,10 +40,26 @@ EXAMPLES: list[tuple[str, Compressor, torch.Tensor, int]] = [
     ("0100 0200 0100 0000 0200 0000 0000803f 000080bf 00000040", TopK(ratio=3 / 65_540), MANY, 1),
     ("01000100 00000040", TopK(ratio=1 / 65_540), MANY, 1),
     ("02 01 02 00 0042 00bc", TopK(ratio=0.5, values=FP16()), torch.tensor([0.0, 3.0, -1.0]), 1),
+    ("02 01 02 00 00004040 000080bf", TopK(ratio=0.5, sampled=True), torch.tensor([0.0, 3.0, -1.0]), 1),
+    ("02 01 02 00 0000803f 00004040 03", TopK(ratio=0.5, values="twobit"), torch.tensor([0.0, 3.0, -1.0]), 1),
     ("02 01 02 00 00000040 7f fe", TopK(ratio=0.5, values=Int8()), torch.tensor([0.0, 254.0, -4.0]), 1),
-    ("00000000 0000803f 00004040", RandomK(ratio=0.3), torch.arange(8.0), 4),
+    ("0000803f 00004040 0000e040", RandomK(ratio=0.3), torch.arange(8.0), 4),
     ("0000803f 00000040 ff 06", OneBit(block=8), torch.tensor([1.0] * 8 + [-1.0, 0.0, 5.0]), 1),
     ("0000803f 00000040 7f ff 00 40 81", Int8(block=4), torch.tensor([127.0, -1.0, 0.0, 64.0, -254.0]), 1),
+    ("0000803f 00000040 f7 40 09", Int4(block=4), torch.tensor([7.0, -1.0, 0.0, 4.0, -14.0]), 1),
+    ("0000803f 00000040 7e b8 00 2a fe", FP8(block=4), torch.tensor([448.0, -1.0, 0.0, 0.3, -896.0]), 1),
+    (
+        "0000803f 00000040 7b bc 00 35 fb",
+        FP8(format="e5m2", block=4),
+        torch.tensor([57_344.0, -1.0, 0.0, 0.3, -114_688.0]),
+        1,
+    ),
+    (
+        "0000803f 00005040 00000000 00004040 f1 02",
+        TwoBit(block=4),
+        torch.tensor([1.0, -1.0, 2.5, 4.0, -3.0]),
+        1,
+    ),
 ]
 
 
@@ -49,7 +79,10 @@ def test_header() -> None:
     assert f"`{golden}`" in PAGE.read_text()
 
 
-@pytest.mark.parametrize("codec", [NoCompression(), FP16(), BF16(), TopK(), RandomK(), OneBit(), Int8()])
+CODECS = [NoCompression(), FP16(), BF16(), TopK(), RandomK(), OneBit(), Int8(), Int4(), FP8(), TwoBit()]
+
+
+@pytest.mark.parametrize("codec", CODECS)
 def test_the_page_knows_every_codec_id(codec: Compressor) -> None:
     ids = {1: "1", 2: "2, 3", 3: "2, 3"}
     assert f"| {ids.get(codec.codec_id, codec.codec_id)} |" in PAGE.read_text()

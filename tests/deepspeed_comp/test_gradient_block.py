@@ -91,9 +91,9 @@ def test_a_reducer_takes_the_options() -> None:
     [
         ({}, 'type is missing; write "type": "topk"'),
         ({"type": 5}, "type is 5, which should be a valid string; write \"type\": \"topk\""),
-        ({"type": "tokp"}, "unknown compressor: 'tokp' (did you mean 'topk'?); allowed: bf16, fp16, int8, none"),
+        ({"type": "tokp"}, "unknown compressor: 'tokp' (did you mean 'topk'?); allowed: bf16, fp16, fp8, int4"),
         ({"type": "topk", "rato": 1}, "unknown key 'rato' (did you mean 'ratio'?); allowed: error_feedback, exchange, "
-         "min_numel, ratio, seed, timeout, type, values, warmup_steps"),
+         "min_numel, ratio, sampled, seed, timeout, type, values, warmup_steps"),
         ({"type": "topk", "warmup_step": 1}, "unknown key 'warmup_step' (did you mean 'warmup_steps'?)"),
         ({"type": "none", "ratio": 0.1}, "unknown key 'ratio'; allowed: exchange"),
         ({"type": "topk", "ratio": "0.1"}, "ratio is '0.1', expected a number in (0, 1]"),

@@ -8,11 +8,13 @@ import pytest
 import torch
 from gradwire import (
     BF16,
+    FP8,
     FP16,
     Compressor,
     ConfigError,
     Context,
     ErrorFeedback,
+    Int4,
     Int8,
     NoCompression,
     OneBit,
@@ -21,6 +23,7 @@ from gradwire import (
     State,
     TensorMeta,
     TopK,
+    TwoBit,
 )
 from hypothesis import strategies as st
 
@@ -33,6 +36,11 @@ RAW: list[Compressor] = [
     TopK(ratio=0.1, values=FP16()),
     TopK(ratio=0.1, values=BF16()),
     TopK(ratio=0.1, values=Int8(block=16)),
+    TopK(ratio=0.3, values=Int4(block=16)),
+    TopK(ratio=0.1, values=FP8()),
+    TopK(ratio=0.3, values="twobit:block=8"),
+    TopK(ratio=0.2, sampled=True),
+    TopK(ratio=0.2, values=FP16(), sampled=True),
     RandomK(ratio=0.1),
     RandomK(ratio=0.6),
     RandomK(ratio=0.1, error_feedback=False),
@@ -43,6 +51,13 @@ RAW: list[Compressor] = [
     Int8(),
     Int8(block=7),
     Int8(stochastic=True),
+    Int4(),
+    Int4(block=6),
+    Int4(stochastic=True),
+    FP8(),
+    FP8(format="e5m2", block=7),
+    TwoBit(),
+    TwoBit(block=4),
 ]
 
 

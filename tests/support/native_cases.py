@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from gradwire.compressors.kernels import Feed, native
-from gradwire.compressors.kernels.library import ISAS
+from gradwire.compressors.kernels.native.library import ISAS
 from hypothesis import strategies as st
 
 needs_native = pytest.mark.skipif(not native.available(), reason=native.why_not())
 
-_entries = native._loaded.entries
+_entries = native.entry._loaded.entries
 #: so many elements are worth a thread in tests; else
 _TESTED_GRAIN, _GRAIN = 1, 1 << 18
 

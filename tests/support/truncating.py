@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from gradwire import Compressor, Context, State, TensorMeta
 from gradwire.compressors import kernels
+from gradwire.compressors.base import Encoded
 
 __all__ = ["Trap", "Truncated"]
 
@@ -42,16 +43,16 @@ class Truncated(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         return meta.numel * (2 if self.sums else 1)
 
-    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> State | None:
+    def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
         self.trap.spring(ctx)
         flat = kernels.total(feed)
         if flat is None:
-            return None
+            return state, False
         levels = (flat * self.levels).trunc().clamp(-127, 127)
         payload.copy_(levels if self.sums else levels.to(torch.int8).view(torch.uint8))
         if feed.rest is not None:
             self._decode_add(payload, ctx, feed.rest, -1.0)
-        return {**state, "steps": state.get("steps", torch.tensor(0)) + 1}
+        return {**state, "steps": state.get("steps", torch.tensor(0)) + 1}, True
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         levels = payload if self.sums else payload.view(torch.int8)

@@ -1,37 +1,49 @@
-// Picking elements whose places are given. Included inside a form's namespace, after source.h.
+// One element from each of k runs. Included inside a form's namespace, after source.h.
 
-// Takes those of the next `count` elements whose turn it is, and returns their lanes. A place that should have come
-// before ends the picking: it is not counted as taken, which the caller notices.
-GW_INLINE uint32_t pick(Picks& picks, int64_t first, F v, int count) {
-    float all[16];
-    spill(all, v);
-    uint32_t lanes = 0;
-    for (; picks.count; --picks.count) {
-        const int64_t lane = *picks.places - first;
-        if (lane >= count) break;
-        const uint32_t bit = lane < 0 ? 0 : 1u << lane;
-        if (bit <= lanes) {
-            picks.count = 0;
-            break;
-        }
-        lanes |= bit;
-        *picks.out++ = all[lane];
-        ++picks.places;
-        ++picks.taken;
-    }
-    return lanes;
+static void places(const Strata& strata, int64_t first, int64_t* out) {
+    uint32_t words[16];
+    spill(words, random_words(strata.seed, uint64_t(first) / 4));
+    for (int64_t j = 0; j < 16; ++j)
+        out[j] = strata.start(first + j) + int64_t(uint64_t(words[j]) * uint64_t(strata.length(first + j)) >> 32);
 }
 
-static void gather(const Input& in, int64_t begin, int64_t count, Picks& picks) {
-    with_source(in, [&](auto p) {
+// The places from an element on, one after the other.
+struct Places {
+    const Strata& strata;
+    int64_t run, next;  // the next place, and whose it is
+    int64_t held[16];
+
+    Places(const Strata& strata, int64_t begin) : strata(strata), run(strata.run_of(begin)) {
+        places(strata, run & ~int64_t(15), held);
+        next = held[run % 16];
+        if (next < begin) step();
+    }
+    void step() {
+        if (++run % 16 == 0 && run < strata.k) places(strata, run, held);
+        next = run < strata.k ? held[run % 16] : INT64_MAX;
+    }
+};
+
+static uint32_t gather(const Input& in, int64_t begin, int64_t count, const Strata& strata, float* out) {
+    return with_source(in, [&](auto p) {
+        Places picks(strata, begin);
         I most = no_bits();
         each_settled(in, begin, count, [&](auto lanes, int64_t i, const Rest& rest) {
             p.prefetch(i);
             F v = p.at(i, lanes);
             most = larger(most, magnitude(v));
-            if (picks.count && *picks.places < i + 16) v = without(v, pick(picks, i, v, lanes.count));
+            if (picks.next < i + lanes.count) {
+                float all[16];
+                uint32_t picked = 0;
+                spill(all, v);
+                for (; picks.next < i + lanes.count; picks.step()) {
+                    out[picks.run] = all[picks.next - i];
+                    picked |= 1u << (picks.next - i);
+                }
+                v = without(v, picked);
+            }
             rest.put(i, v, lanes);
         });
-        picks.peak = largest(most);
+        return largest(most);
     });
 }

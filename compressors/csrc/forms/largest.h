@@ -125,10 +125,16 @@ GW_INLINE uint32_t within_quota(uint32_t hits, I bits, uint32_t threshold, int64
     return hits;
 }
 
+// The first lanes of a mask, as far as there is room.
+GW_INLINE uint32_t within(uint32_t hits, int64_t room) {
+    while (__builtin_popcount(hits) > room) hits &= ~(0x80000000u >> __builtin_clz(hits));
+    return hits;
+}
+
 template <class Offset, class S>
-GW_INLINE void emit_as(const S& p, float* rest, int64_t begin, int64_t count, const Emission& e) {
+GW_INLINE int64_t emit_as(const S& p, float* rest, int64_t begin, int64_t count, const Emission& e) {
     Writer<Offset> writer(e, begin);
-    int64_t ties = e.ties;
+    int64_t ties = e.ties, room = e.room;
     uint32_t limit = e.threshold + (ties == 0);
     each(begin, count, [&](auto lanes, int64_t i) {
         p.prefetch(i);
@@ -137,15 +143,48 @@ GW_INLINE void emit_as(const S& p, float* rest, int64_t begin, int64_t count, co
         uint32_t hits = at_least(bits, limit) & lanes.mask;
         if (!hits) return;
         if (ties) hits = within_quota(hits, bits, e.threshold, ties, limit);
+        hits = within(hits, room);
+        room -= __builtin_popcount(hits);
         writer.write(v, i, hits);
         if (rest && !e.keep) store(rest + i, without(v, hits), lanes);
     });
     writer.finish(begin + count);
+    return e.room - room;
 }
-static void emit(const Input& in, int64_t begin, int64_t count, Emission e) {
-    with_source(in, [&](auto p) {
+static int64_t emit(const Input& in, int64_t begin, int64_t count, Emission e) {
+    return with_source(in, [&](auto p) {
         if (e.width == 1) return emit_as<uint8_t>(p, in.rest, begin, count, e);
         if (e.width == 2) return emit_as<uint16_t>(p, in.rest, begin, count, e);
-        emit_as<uint32_t>(p, in.rest, begin, count, e);
+        return emit_as<uint32_t>(p, in.rest, begin, count, e);
+    });
+}
+
+template <class Offset, class S>
+GW_INLINE int64_t emit_settling_as(const S& p, const Input& in, int64_t begin, int64_t count, const Emission& e,
+                                   uint32_t* peak) {
+    Writer<Offset> writer(e, begin);
+    int64_t room = e.room;
+    I most = no_bits();
+    each_settled(in, begin, count, [&](auto lanes, int64_t i, const Rest& rest) {
+        p.prefetch(i);
+        F v = p.at(i, lanes);
+        const I bits = magnitude(v);
+        most = larger(most, bits);
+        if (uint32_t hits = at_least(bits, e.threshold + 1) & lanes.mask) {
+            hits = within(hits, room);
+            room -= __builtin_popcount(hits);
+            writer.write(v, i, hits);
+            if (!e.keep) v = without(v, hits);
+        }
+        rest.put(i, v, lanes);
+    });
+    writer.finish(begin + count);
+    *peak = largest(most);
+    return e.room - room;
+}
+static int64_t emit_settling(const Input& in, int64_t begin, int64_t count, Emission e, uint32_t* peak) {
+    return with_source(in, [&](auto p) {
+        return e.width == 1 ? emit_settling_as<uint8_t>(p, in, begin, count, e, peak)
+                            : emit_settling_as<uint16_t>(p, in, begin, count, e, peak);
     });
 }

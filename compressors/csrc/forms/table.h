@@ -3,11 +3,15 @@
 #include "source.h"
 
 #include "dense.h"
+#include "fp8.h"
 #include "gather.h"
 #include "largest.h"
-#include "quantizers.h"
+#include "signs.h"
+
+#include "levels.h"
 
 constexpr Form make_table() {
-    return {peak,   settle, copy,      sum,  sign_pack, quantize, cast,    gather,
-            sample, survey, count,     histogram, emit,      sign_add, int8_add, cast_add};
+    return {peak,   settle, copy,   sum,   sign_pack, quantize, sum_apart,     two_bit_pack, cast,       gather,
+            places, sample, survey, count, histogram, emit,     emit_settling, sign_add,     levels_add, two_bit_add,
+            cast_add};
 }

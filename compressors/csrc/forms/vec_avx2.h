@@ -127,6 +127,33 @@ GW_INLINE F without(F v, uint32_t mask) {
             _mm256_andnot_ps(_mm256_castsi256_ps(spread(mask >> 8)), v.b)};
 }
 
+GW_INLINE F chosen(uint32_t mask, F yes, F no) {
+    return {_mm256_blendv_ps(no.a, yes.a, _mm256_castsi256_ps(spread(mask))),
+            _mm256_blendv_ps(no.b, yes.b, _mm256_castsi256_ps(spread(mask >> 8)))};
+}
+
+// Whole numbers and bits.
+GW_INLINE I bits(F v) { return {_mm256_castps_si256(v.a), _mm256_castps_si256(v.b)}; }
+GW_INLINE F floats(I v) { return {_mm256_castsi256_ps(v.a), _mm256_castsi256_ps(v.b)}; }
+GW_INLINE I splat_int(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
+GW_INLINE I plus(I v, I w) { return {_mm256_add_epi32(v.a, w.a), _mm256_add_epi32(v.b, w.b)}; }
+GW_INLINE I both(I v, I w) { return {_mm256_and_si256(v.a, w.a), _mm256_and_si256(v.b, w.b)}; }
+GW_INLINE I either(I v, I w) { return {_mm256_or_si256(v.a, w.a), _mm256_or_si256(v.b, w.b)}; }
+template <int places>
+GW_INLINE I up(I v) { return {_mm256_slli_epi32(v.a, places), _mm256_slli_epi32(v.b, places)}; }
+template <int places>
+GW_INLINE I down(I v) { return {_mm256_srli_epi32(v.a, places), _mm256_srli_epi32(v.b, places)}; }
+template <int places>
+GW_INLINE I down_signed(I v) { return {_mm256_srai_epi32(v.a, places), _mm256_srai_epi32(v.b, places)}; }
+GW_INLINE __m256i below(__m256i v, __m256i limit, __m256i yes, __m256i no) {
+    return _mm256_blendv_epi8(no, yes, _mm256_cmpgt_epi32(limit, v));
+}
+// `yes` where v < limit, `no` elsewhere.
+GW_INLINE I below(I v, int32_t limit, I yes, I no) {
+    const __m256i bound = _mm256_set1_epi32(limit);
+    return {below(v.a, bound, yes.a, no.a), below(v.b, bound, yes.b, no.b)};
+}
+
 // Levels of 8 bits; |v| stays far below 2^31.
 GW_INLINE I nearest(F v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
 GW_INLINE I floored(F v) { return nearest({_mm256_floor_ps(v.a), _mm256_floor_ps(v.b)}); }
@@ -135,10 +162,15 @@ GW_INLINE __m256i limit(__m256i v, int bound) {
 }
 GW_INLINE I limit(I v, int bound) { return {limit(v.a, bound), limit(v.b, bound)}; }
 GW_INLINE F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
-GW_INLINE void store(int8_t* to, I v, All) {
+GW_INLINE __m128i narrow_bytes(I v) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+    return _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+GW_INLINE I widen_bytes(__m128i bytes) {
+    return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+}
+GW_INLINE void store(int8_t* to, I v, All) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), narrow_bytes(v));
 }
 GW_INLINE void store(int8_t* to, I v, Some some) {
     Padded<int8_t> padded;
@@ -146,10 +178,22 @@ GW_INLINE void store(int8_t* to, I v, Some some) {
     padded.copy_to(to, some);
 }
 GW_INLINE I load(const int8_t* from, All) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+    return widen_bytes(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 GW_INLINE I load(const int8_t* from, Some some) { return load(Padded<int8_t>(from, some).lanes, All()); }
+
+// Levels of 4 bits, the first in the lowest bits.
+GW_INLINE uint64_t to_nibbles(I v) {
+    const __m128i low = _mm_and_si128(narrow_bytes(v), _mm_set1_epi8(15));
+    const __m128i pairs = _mm_maddubs_epi16(low, _mm_set1_epi16(0x1001));
+    return uint64_t(_mm_cvtsi128_si64(_mm_packus_epi16(pairs, pairs)));
+}
+GW_INLINE I from_nibbles(uint64_t nibbles) {
+    const __m128i words = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(int64_t(nibbles)));
+    const __m128i low = _mm_and_si128(_mm_or_si128(words, _mm_slli_epi16(words, 4)), _mm_set1_epi8(15));
+    const __m128i eight = _mm_set1_epi8(8);
+    return widen_bytes(_mm_sub_epi8(_mm_xor_si128(low, eight), eight));
+}
 
 // A double per lane.
 struct Sums {
@@ -192,8 +236,6 @@ GW_INLINE __m256i philox(uint64_t seed, uint64_t counter) {
     }
     return state;
 }
-// The highest 24 bits of 16 words as numbers in [0, 1).
-GW_INLINE F uniform(uint64_t seed, uint64_t counter) {
-    const I words = {_mm256_srli_epi32(philox(seed, counter), 8), _mm256_srli_epi32(philox(seed, counter + 2), 8)};
-    return mul(to_float(words), splat(0x1p-24f));
+GW_INLINE I random_words(uint64_t seed, uint64_t counter) {
+    return {philox(seed, counter), philox(seed, counter + 2)};
 }

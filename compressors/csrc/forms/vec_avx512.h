@@ -72,6 +72,26 @@ GW_INLINE F signed_by(uint32_t mask, F v) {
 }
 GW_INLINE F without(F v, uint32_t mask) { return _mm512_maskz_mov_ps(__mmask16(~mask), v); }
 
+GW_INLINE F chosen(uint32_t mask, F yes, F no) { return _mm512_mask_blend_ps(__mmask16(mask), no, yes); }
+
+// Whole numbers and bits.
+GW_INLINE I bits(F v) { return _mm512_castps_si512(v); }
+GW_INLINE F floats(I v) { return _mm512_castsi512_ps(v); }
+GW_INLINE I splat_int(int32_t v) { return _mm512_set1_epi32(v); }
+GW_INLINE I plus(I a, I b) { return _mm512_add_epi32(a, b); }
+GW_INLINE I both(I a, I b) { return _mm512_and_si512(a, b); }
+GW_INLINE I either(I a, I b) { return _mm512_or_si512(a, b); }
+template <int places>
+GW_INLINE I up(I v) { return _mm512_slli_epi32(v, places); }
+template <int places>
+GW_INLINE I down(I v) { return _mm512_srli_epi32(v, places); }
+template <int places>
+GW_INLINE I down_signed(I v) { return _mm512_srai_epi32(v, places); }
+// `yes` where v < limit, `no` elsewhere.
+GW_INLINE I below(I v, int32_t limit, I yes, I no) {
+    return _mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(v, splat_int(limit)), no, yes);
+}
+
 // Levels of 8 bits; |v| stays far below 2^31.
 GW_INLINE I nearest(F v) { return _mm512_cvtps_epi32(v); }
 GW_INLINE I floored(F v) { return _mm512_cvt_roundps_epi32(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
@@ -88,6 +108,19 @@ GW_INLINE I load(const int8_t* from, All) {
 }
 GW_INLINE I load(const int8_t* from, Some some) {
     return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(some.mask, from));
+}
+
+// Levels of 4 bits, the first in the lowest bits.
+GW_INLINE uint64_t to_nibbles(I v) {
+    const __m128i low = _mm_and_si128(_mm512_cvtepi32_epi8(v), _mm_set1_epi8(15));
+    const __m128i pairs = _mm_maddubs_epi16(low, _mm_set1_epi16(0x1001));
+    return uint64_t(_mm_cvtsi128_si64(_mm_packus_epi16(pairs, pairs)));
+}
+GW_INLINE I from_nibbles(uint64_t nibbles) {
+    const __m128i words = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(int64_t(nibbles)));
+    const __m128i low = _mm_and_si128(_mm_or_si128(words, _mm_slli_epi16(words, 4)), _mm_set1_epi8(15));
+    const __m128i eight = _mm_set1_epi8(8);
+    return _mm512_cvtepi8_epi32(_mm_sub_epi8(_mm_xor_si128(low, eight), eight));
 }
 
 // A double per lane.
@@ -131,7 +164,4 @@ GW_INLINE I philox(uint64_t seed, uint64_t counter) {
     }
     return state;
 }
-// The highest 24 bits of 16 words as numbers in [0, 1).
-GW_INLINE F uniform(uint64_t seed, uint64_t counter) {
-    return mul(_mm512_cvtepi32_ps(_mm512_srli_epi32(philox(seed, counter), 8)), splat(0x1p-24f));
-}
+GW_INLINE I random_words(uint64_t seed, uint64_t counter) { return philox(seed, counter); }

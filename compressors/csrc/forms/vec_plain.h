@@ -146,6 +146,28 @@ GW_INLINE F without(F v, uint32_t mask) {
     return quarters<F>([&](int q) { return choose(spread(mask, q), splat4(0.0f), v.v[q]); });
 }
 
+GW_INLINE F chosen(uint32_t mask, F yes, F no) {
+    return quarters<F>([&](int q) { return choose(spread(mask, q), yes.v[q], no.v[q]); });
+}
+
+// Whole numbers and bits.
+GW_INLINE I bits(F v) { return reread<I>(v); }
+GW_INLINE F floats(I v) { return reread<F>(v); }
+GW_INLINE I splat_int(int32_t v) { return {{splat4(v), splat4(v), splat4(v), splat4(v)}}; }
+GW_INLINE I plus(I a, I b) { return quarters<I>([&](int q) { return a.v[q] + b.v[q]; }); }
+GW_INLINE I both(I a, I b) { return quarters<I>([&](int q) { return a.v[q] & b.v[q]; }); }
+GW_INLINE I either(I a, I b) { return quarters<I>([&](int q) { return a.v[q] | b.v[q]; }); }
+template <int places>
+GW_INLINE I up(I v) { return quarters<I>([&](int q) { return reread<Int4>(reread<Word4>(v.v[q]) << places); }); }
+template <int places>
+GW_INLINE I down(I v) { return quarters<I>([&](int q) { return reread<Int4>(reread<Word4>(v.v[q]) >> places); }); }
+template <int places>
+GW_INLINE I down_signed(I v) { return quarters<I>([&](int q) { return v.v[q] >> places; }); }
+// `yes` where v < limit, `no` elsewhere.
+GW_INLINE I below(I v, int32_t limit, I yes, I no) {
+    return quarters<I>([&](int q) { return choose(Int4(v.v[q] < splat4(limit)), yes.v[q], no.v[q]); });
+}
+
 // Levels of 8 bits; |v| stays below 2^22, where adding 1.5 * 2^23 rounds to a whole number.
 GW_INLINE F to_float(I v) { return quarters<F>([&](int q) { return __builtin_convertvector(v.v[q], Float4); }); }
 GW_INLINE I nearest(F v) {
@@ -191,6 +213,19 @@ GW_INLINE I load(const int8_t* from, All) {
 }
 GW_INLINE I load(const int8_t* from, Some some) { return load(Padded<int8_t>(from, some).lanes, All()); }
 
+// Levels of 4 bits, the first in the lowest bits.
+GW_INLINE uint64_t to_nibbles(I v) {
+    const Bytes bytes = narrow(v);
+    uint64_t nibbles = 0;
+    for (int lane = 0; lane < 16; ++lane) nibbles |= uint64_t(bytes.lanes[lane] & 15) << 4 * lane;
+    return nibbles;
+}
+GW_INLINE I from_nibbles(uint64_t nibbles) {
+    int8_t lanes[16];
+    for (int lane = 0; lane < 16; ++lane) lanes[lane] = int8_t(int((nibbles >> 4 * lane & 15) ^ 8) - 8);
+    return load(lanes, All());
+}
+
 // A double per lane.
 struct Sums {
     double lanes[16] = {};
@@ -224,12 +259,8 @@ GW_INLINE void philox(uint64_t seed, uint64_t counter, uint32_t* words) {
     }
     words[0] = a, words[1] = b, words[2] = c, words[3] = d;
 }
-// The highest 24 bits of 16 words as numbers in [0, 1).
-GW_INLINE F uniform(uint64_t seed, uint64_t counter) {
+GW_INLINE I random_words(uint64_t seed, uint64_t counter) {
     uint32_t words[16];
-    for (int j = 0; j < 4; ++j) philox(seed, counter + j, words + 4 * j);
-    for (uint32_t& word : words) word >>= 8;
-    I numbers;
-    memcpy(&numbers, words, sizeof numbers);
-    return mul(to_float(numbers), splat(0x1p-24f));
+    for (int j = 0; j < 4; ++j) philox(seed, counter + uint64_t(j), words + 4 * j);
+    return reread<I>(words);
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["uniform"]
+__all__ = ["uniform", "words"]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -13,13 +13,17 @@ _MASK = 0xFFFFFFFF
 
 
 def uniform(seed: int, first: int, count: int, device: torch.device) -> torch.Tensor:
-    """Numbers `first` to `first + count` of the stream: fp32 multiples of 2^-24 in [0, 1).
+    """Words `first` to `first + count` of the stream as numbers in [0, 1): fp32 multiples of 2^-24."""
+    return (words(seed, first, count, device) >> 8).to(torch.float32).mul_(2.0**-24)
 
-    Philox4x32-10 with the seed's two halves as key; block j, whose counter is j, gives numbers 4j to 4j + 3.
+
+def words(seed: int, first: int, count: int, device: torch.device) -> torch.Tensor:
+    """Words `first` to `first + count` of the stream: 32 bits each, as int64.
+
+    Philox4x32-10 with the seed's two halves as key; block j, whose counter is j, gives words 4j to 4j + 3.
     """
     start, stop = first // 4, -(-(first + count) // 4)
-    words = _blocks(seed, start, stop, device).view(-1)[first - 4 * start :][:count]
-    return (words >> 8).to(torch.float32).mul_(2.0**-24)
+    return _blocks(seed, start, stop, device).view(-1)[first - 4 * start :][:count]
 
 
 def _blocks(seed: int, start: int, stop: int, device: torch.device) -> torch.Tensor:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import numpy as np
 import torch
 
 from .pieces import spans
 
-__all__ = ["SAMPLES", "top_k"]
+__all__ = ["SAMPLES", "sampled", "top_k"]
 
 #: how many magnitudes the first guess at the threshold looks at
 SAMPLES = 1 << 16
+#: magnitudes, as bits, are counted by their highest ones
+_BIN, _BINS = 17, 1 << 14
 
 
 def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -20,6 +25,44 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
     if indices.numel() < k:
         indices, magnitudes = _survivors(x, 0.0)
     return indices[_largest(magnitudes, k)]
+
+
+def sampled(x: torch.Tensor, k: int) -> torch.Tensor:
+    """Indices of at most k elements, ascending: the first ones to reach a magnitude that few samples tell.
+
+    It is chosen so that mostly somewhat fewer than k reach it. Where the samples say too little, or nothing reaches
+    it, these are the k largest.
+    """
+    threshold = _sampled_threshold(x, k)
+    if threshold is None:
+        return top_k(x, k)
+    indices = torch.cat([_where(x[span].abs() >= threshold).add_(span.start) for span in spans(x.numel())])[:k]
+    return indices if indices.numel() else top_k(x, k)
+
+
+def _sampled_threshold(x: torch.Tensor, k: int) -> float | None:
+    """The upper end of a bin of magnitudes, such that those above it are about as many as wanted, less a margin."""
+    n = x.numel()
+    count = min(SAMPLES, n // 16)
+    if 2 * k >= n or not count:
+        return None
+    magnitudes = x[_strata(n // count, count).to(x.device)].view(torch.int32) & 0x7FFFFFFF
+    reach = torch.bincount(magnitudes >> _BIN, minlength=_BINS).flip(0).cumsum(0).flip(0).cpu().numpy()
+    rank = float(k) * float(count) / float(n)
+    enough = rank - (3 * math.sqrt(rank) + 4)
+    lowest = int(np.count_nonzero((reach >= enough) & (reach > 0)))  # the bins before it reach far enough
+    if lowest == _BINS or reach[lowest] < rank / 2:
+        return None
+    return float(np.array(lowest << _BIN, dtype=np.int32).view(np.float32))
+
+
+@lru_cache(maxsize=64)
+def _strata(stride: int, count: int) -> torch.Tensor:
+    """A pseudo-random place in each of `count` strata: columns of a matrix must not line up with the strata."""
+    powers = np.cumprod(np.full(count, 1664525, dtype=np.uint32), dtype=np.uint32)
+    before = np.cumsum(np.concatenate(([1], powers[:-1])), dtype=np.uint32)
+    jitter = powers + before * np.uint32(1013904223)  # of a linear congruential generator that begins with 1
+    return torch.from_numpy(np.arange(count) * stride + ((jitter >> np.uint32(8)).astype(np.int64) * stride >> 24))
 
 
 def _guess(x: torch.Tensor, k: int) -> float:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import PayloadError
+from ...errors import PayloadError, UsageError
 from ..feed import Feed
 from ..layout import Indices, indices_of
 from .dense import total
-from .select import top_k
+from .select import sampled, top_k
 
 __all__ = [
-    "gather_encode",
+    "clear",
     "put",
-    "scatter_add",
+    "sparse_add",
     "sparse_decode_add",
     "sparse_indices",
+    "sparse_merge",
     "top_k_encode",
 ]
 
 _DTYPES = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 
 
-def top_k_encode(feed: Feed, k: int, payload: torch.Tensor, values: torch.Tensor | None) -> bool:
+def top_k_encode(
+    feed: Feed, k: int, payload: torch.Tensor, values: torch.Tensor | None = None, exact: bool = True
+) -> bool:
     """The places of the k largest magnitudes, and their values; among equals the lowest index wins.
 
     Args:
@@ -32,6 +35,8 @@ def top_k_encode(feed: Feed, k: int, payload: torch.Tensor, values: torch.Tensor
         values: None: they go to the payload as fp32, and `feed.rest` has zeros there. Else they go here (flat), the
             payload's section for them is left alone, and `feed.rest` has them too: `put` what an encoder of theirs
             leaves out.
+        exact: False: those that reach a magnitude which samples tell (`select.sampled`), k at most. Offsets and values
+            that are left over are 0.
 
     Returns:
         False if the feed's sum is not finite.
@@ -39,67 +44,89 @@ def top_k_encode(feed: Feed, k: int, payload: torch.Tensor, values: torch.Tensor
     flat = total(feed)
     if flat is None:
         return False
-    form = indices_of(flat.numel(), k)
-    indices = top_k(flat, k)
+    form = indices_of(flat.numel(), k, exact)
+    indices = top_k(flat, k) if exact else sampled(flat, k)
     _write(indices, form, payload[: form.nbytes])
-    if values is not None:
-        torch.index_select(flat, 0, indices, out=values)
-        return True
-    torch.index_select(flat, 0, indices, out=payload[form.nbytes :].view(torch.float32))
-    if feed.rest is not None:
+    sent = payload[form.nbytes :].view(torch.float32) if values is None else values
+    sent[: indices.numel()] = flat[indices]
+    sent[indices.numel() :] = 0
+    if feed.rest is not None and values is None:
         feed.rest[indices] = 0
     return True
 
 
-def gather_encode(feed: Feed, indices: torch.Tensor, out: torch.Tensor) -> bool:
-    """`out` = the elements at `indices`, where `feed.rest` has zeros; False if the feed's sum is not finite."""
-    flat = total(feed)
-    if flat is None:
-        return False
-    torch.index_select(flat, 0, indices, out=out)
-    if feed.rest is not None:
-        feed.rest[indices] = 0
-    return True
+def put(values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, exact: bool = True) -> None:
+    """Replace the elements of `out` whose places a payload of `top_k_encode` has, by `values`.
+
+    Raises:
+        PayloadError: as `sparse_indices`; nothing was replaced.
+    """
+    indices = sparse_indices(payload, out.numel(), values.numel(), exact)
+    out[indices] = values[: indices.numel()]
 
 
-def put(values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor) -> None:
-    """Replace the elements of `out` whose places a payload of `top_k_encode` has, by `values`."""
-    out[_read(payload, indices_of(out.numel(), values.numel()), values.numel())] = values
+def clear(payload: torch.Tensor, k: int, out: torch.Tensor, exact: bool = True) -> None:
+    """Zero the elements of `out` whose places a payload of `top_k_encode` has.
+
+    Raises:
+        PayloadError: as `sparse_indices`; nothing was zeroed.
+    """
+    out[sparse_indices(payload, out.numel(), k, exact)] = 0
 
 
-def sparse_decode_add(payload: torch.Tensor, k: int, out: torch.Tensor, weight: float) -> None:
+def sparse_decode_add(payload: torch.Tensor, k: int, out: torch.Tensor, weight: float, exact: bool = True) -> None:
     """`out += weight * value` at the places that the payload has, with fp32 values behind them.
 
     Raises:
         PayloadError: as `sparse_indices`; nothing was added.
     """
-    indices = sparse_indices(payload, out.numel(), k)
-    scatter_add(payload[indices_of(out.numel(), k).nbytes :].view(torch.float32), indices, out, weight)
+    values = payload[indices_of(out.numel(), k, exact).nbytes :].view(torch.float32)
+    sparse_add(values, payload, out, weight, exact)
 
 
-def sparse_indices(payload: torch.Tensor, numel: int, k: int) -> torch.Tensor:
+def sparse_add(
+    values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, weight: float, exact: bool = True
+) -> None:
+    """The same with values from elsewhere: as many, flat."""
+    indices = sparse_indices(payload, out.numel(), values.numel(), exact)
+    out.index_add_(0, indices, values[: indices.numel()] * weight)
+
+
+def sparse_indices(payload: torch.Tensor, numel: int, k: int, exact: bool = True) -> torch.Tensor:
     """The places that a payload has, for bytes that nobody has checked.
 
     Raises:
-        PayloadError: counts do not add up to k, or the indices do not ascend within their chunks and [0, numel).
+        PayloadError: counts do not add up to k (not `exact`: to k at most), or the indices do not ascend within their
+            chunks and [0, numel).
     """
-    form = indices_of(numel, k)
+    form, found = indices_of(numel, k, exact), k
     if form.chunks:
         counts, _ = _sections(payload, form, k)
         found = int(_unsigned(counts, form).sum())
-        if found != k:
+        if found > k or (exact and found < k):
             raise PayloadError(f"sparse payload: chunk counts add up to {found}, expected {k}")
-    indices = _read(payload, form, k)
-    if form.chunks and bool((_sections(payload, form, k)[1] == (-1 if form.width == 16 else 255)).any()):
+    indices = _read(payload, form, k)[:found]
+    if form.chunks and bool((_sections(payload, form, k)[1][:found] == (-1 if form.width == 16 else 255)).any()):
         raise PayloadError(f"sparse payload: an offset is {form.chunk}, expected less")
-    if bool((indices[1:] <= indices[:-1]).any()) or int(indices[-1]) >= numel:
+    if found and (bool((indices[1:] <= indices[:-1]).any()) or int(indices[-1]) >= numel):
         raise PayloadError(f"sparse payload: indices do not ascend strictly within [0, {numel})")
     return indices
 
 
-def scatter_add(values: torch.Tensor, indices: torch.Tensor, out: torch.Tensor, weight: float) -> None:
-    """`out[indices] += weight * values`."""
-    out.index_add_(0, indices, values * weight)
+def sparse_merge(
+    indices: torch.Tensor, values: torch.Tensor, more: torch.Tensor, their_values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of two sparse vectors: places that either has, and values (flat), added where both have one.
+
+    Raises:
+        UsageError: indices do not ascend strictly from 0 on.
+    """
+    for places in (indices, more):
+        if bool((places[1:] <= places[:-1]).any()) or bool((places[:1] < 0).any()):
+            raise UsageError("indices do not ascend strictly from 0 on")
+    merged, where = torch.unique(torch.cat((indices, more)), return_inverse=True)
+    sums = torch.zeros(merged.numel(), device=values.device)
+    return merged, sums.index_add_(0, where, torch.cat((values, their_values)))
 
 
 def _write(indices: torch.Tensor, form: Indices, section: torch.Tensor) -> None:
@@ -117,7 +144,8 @@ def _read(payload: torch.Tensor, form: Indices, k: int) -> torch.Tensor:
         return _unsigned(payload[: form.nbytes].view(torch.int32), form)
     counts, offsets = _sections(payload, form, k)
     starts = torch.arange(0, form.chunk * form.chunks, form.chunk, device=payload.device)
-    return torch.repeat_interleave(starts, _unsigned(counts, form)).add_(_unsigned(offsets, form))
+    found = torch.repeat_interleave(starts, _unsigned(counts, form))
+    return found.add_(_unsigned(offsets, form)[: found.numel()])
 
 
 def _sections(payload: torch.Tensor, form: Indices, k: int) -> tuple[torch.Tensor, torch.Tensor]:

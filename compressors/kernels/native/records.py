@@ -7,11 +7,22 @@ from typing import NoReturn
 
 import torch
 
-from ..errors import UsageError
-from .feed import Feed
-from .layout import SCALE_BYTES, blocks_of, indices_of
+from ...errors import UsageError
+from .. import layout
+from ..feed import Feed
+from ..layout import INT4, SCALE_BYTES, Grid, blocks_of, indices_of
 
-__all__ = ["DTYPES", "expect", "expect_bytes", "fields", "int8_bytes", "misfit", "places", "sign_bytes"]
+__all__ = [
+    "DTYPES",
+    "expect",
+    "expect_bytes",
+    "fields",
+    "levels_bytes",
+    "misfit",
+    "places",
+    "sign_bytes",
+    "two_bit_bytes",
+]
 
 _F32 = torch.float32
 #: their numbers in the library
@@ -42,19 +53,29 @@ def sign_bytes(n: int, block: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def int8_bytes(n: int, block: int) -> int:
+def levels_bytes(n: int, block: int, grid: Grid) -> int:
     """The size of a payload of levels."""
-    if block < 1:
-        raise UsageError(f"block is {block}, expected at least 1")
-    return SCALE_BYTES * blocks_of(n, block) + n
+    if block < 1 or (grid is INT4 and block % 2 and block < n):
+        raise UsageError(
+            f"block is {block}, expected at least 1; for int4 an even number, or at least all {n} elements"
+        )
+    return layout.levels_bytes(n, block, grid)
 
 
 @lru_cache(maxsize=4096)
-def places(n: int, k: int) -> tuple[int, int]:
+def two_bit_bytes(n: int, block: int) -> int:
+    """The size of a payload of codes of 2 bits."""
+    if block < 1 or (block % 4 and block < n):
+        raise UsageError(f"block is {block}, expected a multiple of 4, or at least all {n} elements")
+    return layout.two_bit_bytes(n, block)
+
+
+@lru_cache(maxsize=4096)
+def places(n: int, k: int, exact: bool = True) -> tuple[int, int]:
     """Bytes of an offset, and of all places."""
     if not 1 <= k <= n:
         raise UsageError(f"k is {k}, expected 1 to {n}")
-    form = indices_of(n, k)
+    form = indices_of(n, k, exact)
     return form.width // 8, form.nbytes
 
 

@@ -1,4 +1,4 @@
-"""The library of native kernels: finding, loading and checking it. `native` has its functions.
+"""The library of native kernels: finding, loading and checking it. The modules beside it have its functions.
 
 Three variables of the environment are heeded, once, when this is imported:
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 __all__ = ["ISAS", "Loaded", "load"]
 
@@ -27,15 +27,15 @@ __all__ = ["ISAS", "Loaded", "load"]
 ISAS = ("plain", "avx2", "avx512")
 
 #: of csrc/dispatch.cpp; another one has other entry points
-_INTERFACE = 1
+_INTERFACE = 2
 
 _REMEDY = (
     "With a C++17 compiler in place (g++ or clang++), pip install --force-reinstall --no-deps --no-binary gradwire "
     "gradwire builds it; in a checkout, pip install -e ."
 )
 
-#: x, residual, rest, n, decay, dtype; and out, n, weight, threads
-_FEED, _TARGET = "PPPqfi", "Pqfi"
+#: x, residual, rest, n, decay, dtype; out, n, weight, threads; and payload, n, k, width, exact
+_FEED, _TARGET, _WHERE = "PPPqfi", "Pqfi", "Pqqii"
 #: entry points, and what their records are packed of, as `struct` writes it; see csrc/entry.h
 _RECORDS = {
     "all_finite": "Pqii",
@@ -47,15 +47,18 @@ _RECORDS = {
     "sign_pack": "PPqii",
     "sign_unpack_add": "PPq" + _TARGET,
     "sign_decode_add": "Pq" + _TARGET,
-    "int8_encode": _FEED + "qQPii",
-    "int8_decode_add": "Pq" + _TARGET,
-    "top_k_encode": _FEED + "qPPiii",
-    "gather_encode": _FEED + "PqPi",
-    "put": "PPqPqi",
-    "sparse_decode_add": "PqP" + _TARGET + "i",
-    "sparse_indices": "PqqPi",
-    "scatter_add": "PPq" + _TARGET,
+    "levels_encode": _FEED + "qQPiii",
+    "levels_decode_add": "Pq" + _TARGET + "i",
+    "two_bit_encode": _FEED + "qPi",
+    "two_bit_decode_add": "Pq" + _TARGET,
+    "top_k_encode": _FEED + "qPPiiii",
+    "put": _WHERE + "PP",
+    "sparse_add": _WHERE + "PPfi",
+    "sparse_indices": _WHERE + "P",
+    "sparse_merge": "PPqPPqPP",
     "draw": "qqQP",
+    "draw_encode": _FEED + "qQPi",
+    "draw_decode_add": "PqQ" + _TARGET + "i",
 }
 #: entry points that take a number, or nothing
 _NUMBERS = {"interface": (), "isa": (), "set_isa": (c_int64,), "set_grain": (c_int64,)}
@@ -92,7 +95,7 @@ def load() -> Loaded:
 def _find() -> Loaded:
     if os.environ.get("GRADWIRE_NATIVE") == "0":
         return Loaded({}, "switched off by GRADWIRE_NATIVE=0; unset it")
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parents[2]
     named = os.environ.get("GRADWIRE_KERNELS")
     paths = [Path(named)] if named else sorted(folder.glob("_kernels*.so"))
     if not paths:

@@ -35,26 +35,50 @@ def cells(row: Measured, first: Measured) -> list[str]:
     ]
 
 
-CODEC_COLUMNS = ("codec", "operation", "elements", "to memcpy", "per call", "bytes/element", "above the limit")
+CODEC_COLUMNS = (
+    "codec",
+    "elements",
+    "threads",
+    "encode",
+    "decode-add",
+    "encode",
+    "decode-add",
+    "bytes/element",
+    "spare",
+)
 
 
 def codecs(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What `gradwire bench codecs` has measured; the limit is the fewest bytes that could say the same."""
-    title = f"codecs: {rows[0]['kernels']} kernels, {rows[0]['dtype']}, threads: {rows[0]['threads']}"
-    result = Table(*CODEC_COLUMNS, title=title)
-    for row in rows:
-        result.add_row(*codec_cells(row))
+    """What `gradwire bench codecs` has measured: an operation's two columns are multiples of a copy, and times.
+
+    `spare` is how much of the payload is more than the fewest bytes that could say the same.
+    """
+    first = rows[0]
+    title = f"codecs: {first['kernels']} kernels, {first['dtype']}, {first['device']}; 1.00 is a copy in fp32"
+    result = Table(title=title)
+    for number, column in enumerate(CODEC_COLUMNS):
+        result.add_column(column, justify="right" if number else "left", overflow="fold")
+    encoded, decoded = ([row for row in rows if row["op"] == op] for op in ("encode", "decode_add"))
+    for encode, decode in zip(encoded, decoded, strict=True):
+        if encode["numel"] != first["numel"]:
+            result.add_section()
+        first = encode
+        result.add_row(*codec_cells(encode, decode))
     return result
 
 
-def codec_cells(row: Mapping[str, Any]) -> list[str]:
+def codec_cells(encode: Mapping[str, Any], decode: Mapping[str, Any]) -> list[str]:
     """A row of that table."""
     return [
-        row["codec"],
-        row["op"],
-        str(row["numel"]),
-        f"{row['ratio_to_memcpy']:.2f}",
-        f"{row['ns_per_call'] / 1000:.1f} µs",
-        f"{row['wire_bytes'] / row['numel']:.4f}",
-        f"{100 * (row['wire_bytes'] / row['limit_bytes'] - 1):.1f} %",
+        encode["codec"],
+        str(encode["numel"]),
+        str(encode["threads"]),
+        *(f"{row['ratio_to_memcpy']:.2f}" for row in (encode, decode)),
+        *(_time(row["ns_per_call"]) for row in (encode, decode)),
+        f"{encode['wire_bytes'] / encode['numel']:.4f}",
+        f"{100 * (encode['wire_bytes'] / encode['limit_bytes'] - 1):.1f} %",
     ]
+
+
+def _time(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1000:.1f} µs" if nanoseconds < 1e6 else f"{nanoseconds / 1e6:.2f} ms"

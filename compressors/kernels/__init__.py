@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import native, reference
-from .choose import either, native_is_used, reference_only
+from .choose import either, form_on, native_is_used, reference_only
 from .feed import Feed, Verdict
 from .layout import E4M3, E5M2, INT4, INT8, SCALE_BYTES, Grid, blocks_of, indices_of, levels_bytes, two_bit_bytes
 
@@ -25,6 +25,7 @@ __all__ = [
     "draw",
     "draw_decode_add",
     "draw_encode",
+    "form_on",
     "indices_of",
     "levels_bytes",
     "levels_decode_add",

@@ -12,7 +12,7 @@ import torch
 from . import native
 from .feed import Feed
 
-__all__ = ["either", "native_is_used", "reference_only"]
+__all__ = ["either", "form_on", "native_is_used", "reference_only"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,6 +26,11 @@ _use_native = native.available()
 def native_is_used() -> bool:
     """Whether native kernels run where they can."""
     return _use_native
+
+
+def form_on(device: torch.device) -> str:
+    """Which kernels run there: native or reference."""
+    return "native" if _use_native and device.type == "cpu" else "reference"
 
 
 @contextmanager

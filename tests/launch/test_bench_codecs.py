@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from gradwire import ErrorFeedback, Int8, OneBit, RandomK, TopK
+from gradwire import FP16, ConfigError, ErrorFeedback, Int4, Int8, OneBit, RandomK, TopK, TwoBit
 from gradwire.compressors import kernels
-from gradwire.launch import bench_codecs, cli
-from gradwire.launch.bench_codecs import CODECS, Case, cases, limit, measure, verify
+from gradwire.launch import bench_codecs, cli, codec_cases
+from gradwire.launch.bench_codecs import measure
 from gradwire.launch.bench_table import CODEC_COLUMNS, codec_cells, codecs
+from gradwire.launch.codec_cases import CODECS, Case, cases, limit, verify
 from gradwire.launch.runs import RunError
 
 KEYS = {
@@ -20,6 +21,7 @@ KEYS = {
     "op",
     "numel",
     "dtype",
+    "device",
     "threads",
     "kernels",
     "ratio_to_memcpy",
@@ -42,10 +44,21 @@ def case_of(codec: Any, numel: int = 5000, dtype: torch.dtype = torch.float32) -
 
 def test_rows_are_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
-    arguments = ["bench", "codecs", "--numel", "1024", "3000", "--threads", "1", f"--json={tmp_path / 'rows.json'}"]
+    arguments = [
+        "bench",
+        "codecs",
+        "--numel",
+        "1024",
+        "3000",
+        "--threads",
+        "1",
+        "2",
+        f"--json={tmp_path / 'rows.json'}",
+    ]
     assert cli.main(arguments) == 0
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert len(rows) == 2 * 2 * len(CODECS)
+    assert len(rows) == 2 * 2 * 2 * len(CODECS)
+    assert [row["threads"] for row in rows[:4]] == [1, 1, 2, 2]
     assert all(row.keys() == KEYS for row in rows)
     assert {row["op"] for row in rows} == {"encode", "decode_add"}
     assert all(row["ratio_to_memcpy"] > 0 and row["ns_per_call"] > 0 for row in rows)
@@ -76,10 +89,18 @@ def test_the_limit_is_what_must_be_said() -> None:
     numel = 25 << 20
     sparse = measure(case_of(ErrorFeedback(TopK(ratio=0.01)), 100_000), "decode_add", 1)
     assert 1.0 < sparse["wire_bytes"] / sparse["limit_bytes"] < 1.1
-    assert limit(case_of(ErrorFeedback(OneBit()), 8000)) == 1000
-    assert limit(case_of(ErrorFeedback(RandomK(ratio=0.01)), 8000)) == 320
-    assert limit(case_of(ErrorFeedback(Int8(block=256)), 8000)) == 8000
-    entropy = bench_codecs._entropy(numel, numel // 100)
+    for codec, nbytes in {
+        OneBit(): 1000,
+        RandomK(ratio=0.01): 320,
+        Int8(block=256): 8000,
+        Int4(block=256): 4000,
+    }.items():
+        assert limit(case_of(ErrorFeedback(codec), 8000)) == nbytes
+    assert limit(case_of(FP16(), 8000)) == 16_000
+    places = codec_cases._entropy(8000, 80)
+    assert limit(case_of(ErrorFeedback(TopK(ratio=0.01)), 8000)) == places + 320
+    assert limit(case_of(ErrorFeedback(TopK(ratio=0.01, values=TwoBit())), 8000)) == places + 20
+    entropy = codec_cases._entropy(numel, numel // 100)
     assert entropy / (numel // 100) == pytest.approx(1.01, abs=0.005)
 
 
@@ -89,6 +110,7 @@ def test_the_table() -> None:
         "op": "encode",
         "numel": 1000,
         "dtype": "float32",
+        "device": "cpu",
         "threads": 1,
         "kernels": "native",
         "ratio_to_memcpy": 2.512,
@@ -96,8 +118,10 @@ def test_the_table() -> None:
         "wire_bytes": 129,
         "limit_bytes": 125.0,
     }
-    assert codec_cells(row) == ["onebit", "encode", "1000", "2.51", "12.3 µs", "0.1290", "3.2 %"]
-    shown = codecs([row])
+    other = row | {"op": "decode_add", "ratio_to_memcpy": 0.5, "ns_per_call": 2_345_000.0}
+    cells = ["onebit", "1000", "1", "2.51", "0.50", "12.3 µs", "2.35 ms", "0.1290", "3.2 %"]
+    assert codec_cells(row, other) == cells
+    shown = codecs([row, other])
     assert (shown.row_count, len(shown.columns)) == (1, len(CODEC_COLUMNS))
     assert "native" in str(shown.title)
 
@@ -108,6 +132,7 @@ def test_the_table() -> None:
         (["--numel", "0"], "from 1 to"),
         (["--dtype", "fp64"], "fp32"),
         (["--threads", "0"], "from 1 to"),
+        (["--device", "tpu"], "cpu"),
         (["--np=2"], ""),
     ],
 )
@@ -117,3 +142,10 @@ def test_a_bad_value_is_refused_with_the_allowed_ones(
     with pytest.raises(SystemExit):
         cli.command_line().parse_args(["bench", "codecs", *arguments])
     assert allowed in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_none_is_measured() -> None:
+    options = cli.command_line().parse_args(["bench", "codecs", "--device", "cuda"])
+    with pytest.raises(ConfigError, match="torch sees no GPU here"):
+        bench_codecs.rows(options, lambda line: None)

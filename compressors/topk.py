@@ -68,7 +68,8 @@ class TopK(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         if meta.numel == 0:
             return 0
-        return self._values_at(meta) + self._inner.nbytes(self._inner_meta(meta))
+        values = 4 * self.entries(meta) if self.values is None else self._inner.nbytes(self._inner_meta(meta))
+        return self._values_at(meta) + values
 
     def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
         k, exact = self.entries(ctx.meta), not self.sampled

@@ -71,8 +71,9 @@ const uint32_t* Selection::count_samples(int64_t samples) {
 bool Selection::sample() {
     const int64_t samples = std::min(MOST_SAMPLES, n / 16);
     if (!scratch_ || 2 * k >= n || !samples) return false;
-    const uint32_t* const bins = count_samples(samples);
     const double rank = double(k) * double(samples) / double(n), enough = rank - (3 * std::sqrt(rank) + 4);
+    if (enough < rank / 2) return false;
+    const uint32_t* const bins = count_samples(samples);
     int64_t above = 0;
     for (int64_t bin = SAMPLE_BINS - 1; bin >= 0; --bin) {
         const int64_t reach = above + bins[bin];

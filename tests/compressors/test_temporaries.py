@@ -7,24 +7,27 @@ from typing import Any
 
 import pytest
 import torch
-from gradwire import FP16, Compressor, ErrorFeedback, Int8, NoCompression, OneBit, RandomK, TopK
+from gradwire import FP8, FP16, Compressor, ErrorFeedback, Int4, Int8, NoCompression, OneBit, RandomK, TopK, TwoBit
 from gradwire.compressors.kernels.reference.pieces import PIECE
 from support.compressing import context, make_values
+from support.native_cases import needs_native
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NUMEL = 16 * PIECE
 DENSE = 4 * NUMEL
 
-LOSSY = [FP16(), TopK(), RandomK(), OneBit(), OneBit(block=None), Int8()]
+LOSSY = [FP16(), TopK(), TopK(sampled=True), RandomK(), OneBit(), OneBit(block=None), Int8(), Int4(), FP8(), TwoBit()]
+#: what native kernels take beside this is 64 KiB per thread, of which torch knows nothing
+LITTLE = 1 << 10
 CODECS = [NoCompression(), *LOSSY]
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of the largest storage that a torch operation made while this was active."""
+    """Bytes of the largest storage that a torch operation made while this was active, and of all of them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.largest = 0
+        self.largest = self.total = 0
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: Mapping | None = None
@@ -34,6 +37,7 @@ class Allocations(TorchDispatchMode):
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if torch.is_tensor(tensor) and tensor.untyped_storage().data_ptr() not in known:
                 self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+                self.total += tensor.untyped_storage().nbytes()
         return result
 
 
@@ -55,3 +59,19 @@ def test_encoding_with_error_feedback_allocates_little_beside_what_it_was_given(
     with Allocations() as seen:
         memory.compress(x, first.state, context(x), out=out, scratch=scratch)
     assert seen.largest <= 8 * PIECE < DENSE / 4
+
+
+@needs_native
+@pytest.mark.parametrize("codec", [*LOSSY, TopK(values=FP16()), TopK(values=Int8())], ids=repr)
+def test_native_kernels_need_no_memory_but_that_of_the_values_of_top_k(codec: Compressor) -> None:
+    """Beside what a caller gives: nothing; fp32 values on their way to or from another codec, 4 bytes per entry."""
+    x, memory = make_values("normal", NUMEL, seed=1), ErrorFeedback(codec)
+    first = memory.compress(x, {}, context(x))
+    payload, scratch, out = torch.empty_like(first.payload), torch.empty(NUMEL), torch.zeros(NUMEL)
+    values = 4 * (codec.entries(context(x).meta) or 0) if getattr(codec, "values", None) else 0
+    with Allocations() as encoding:
+        memory.compress(x, first.state, context(x), out=payload, scratch=scratch)
+    with Allocations() as decoding:
+        memory.decompress_add(payload, context(x), out, 0.5)
+    assert encoding.total <= values + LITTLE
+    assert decoding.total <= values + LITTLE

@@ -46,10 +46,12 @@ def _sampled_threshold(x: torch.Tensor, k: int) -> float | None:
     count = min(SAMPLES, n // 16)
     if 2 * k >= n or not count:
         return None
-    magnitudes = x[_strata(n // count, count).to(x.device)].view(torch.int32) & 0x7FFFFFFF
-    reach = torch.bincount(magnitudes >> _BIN, minlength=_BINS).flip(0).cumsum(0).flip(0).cpu().numpy()
     rank = float(k) * float(count) / float(n)
     enough = rank - (3 * math.sqrt(rank) + 4)
+    if enough < rank / 2:
+        return None
+    magnitudes = x[_strata(n // count, count).to(x.device)].view(torch.int32) & 0x7FFFFFFF
+    reach = torch.bincount(magnitudes >> _BIN, minlength=_BINS).flip(0).cumsum(0).flip(0).cpu().numpy()
     lowest = int(np.count_nonzero((reach >= enough) & (reach > 0)))  # the bins before it reach far enough
     if lowest == _BINS or reach[lowest] < rank / 2:
         return None

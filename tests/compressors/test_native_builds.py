@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gradwire
 import pytest
-from support.native_builds import build, compiler, link, run
+from support.native_builds import build, compiler, cross_compiler, link, run
 
 GXX = compiler("g++")
 TESTS = Path(__file__).parent
@@ -70,9 +70,10 @@ def test_the_plain_form_needs_no_avx(tmp_path: Path) -> None:
     assert "ymm" not in run("objdump", "-d", "--no-show-raw-insn", str(tmp_path / "plain.o"))
 
 
-@pytest.mark.skipif(compiler("aarch64-linux-gnu-g++") is None, reason="aarch64-linux-gnu-g++ is not installed")
-def test_all_sources_compile_for_aarch64(tmp_path: Path) -> None:
-    build("aarch64-linux-gnu-g++", tmp_path, *STRICT)
+def test_all_sources_compile_for_aarch64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path / "cache"))
+    for path in build(cross_compiler("aarch64-linux-gnu"), tmp_path, *STRICT):
+        assert path.read_bytes()[18:20] == b"\xb7\x00"  # the processor, in an ELF file
 
 
 @pytest.mark.skipif(compiler("clang++") is None, reason="clang++ is not installed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,12 +20,18 @@ def compiler(*names: str) -> str | None:
     return next((name for name in names if shutil.which(name)), None)
 
 
-def build(command: str, folder: Path, *flags: str, sources: str = "**/*.cpp") -> list[Path]:
+def cross_compiler(target: str) -> list[str]:
+    """A compiler for other processors that comes as a Python package: clang, with the libraries of many systems."""
+    return [sys.executable, "-m", "ziglang", "c++", "-target", target]
+
+
+def build(command: str | list[str], folder: Path, *flags: str, sources: str = "**/*.cpp") -> list[Path]:
     """Objects of the sources."""
+    compiling = [command] if isinstance(command, str) else command
 
     def compiled(source: Path) -> Path:
         target = folder / f"{source.stem}.o"
-        run(command, *_FLAGS, *flags, "-c", str(source), "-o", str(target))
+        run(*compiling, *_FLAGS, *flags, "-c", str(source), "-o", str(target))
         return target
 
     paths = sorted(CSRC.glob(sources))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .codecs import BF16, FP16, Int8, NoCompression, OneBit, RandomK, TopK
+from .codecs import BF16, FP8, FP16, Int4, Int8, NoCompression, OneBit, RandomK, TopK, TwoBit
 from .compression import Compression, Options
 from .transport import CollectiveError, HorovodTransport, JoinError
 
@@ -11,7 +11,9 @@ __all__ = [
     "CollectiveError",
     "Compression",
     "FP16",
+    "FP8",
     "HorovodTransport",
+    "Int4",
     "Int8",
     "JoinError",
     "NoCompression",
@@ -19,4 +21,5 @@ __all__ = [
     "Options",
     "RandomK",
     "TopK",
+    "TwoBit",
 ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing_extensions import Unpack
 
 from .. import compressors as core
+from ..compressors.dense import Cast
+from ..compressors.quantizers import Quantizer
 from .compression import Compression, Options
 
-__all__ = ["BF16", "FP16", "Int8", "NoCompression", "OneBit", "RandomK", "TopK"]
+__all__ = ["BF16", "FP16", "FP8", "Int4", "Int8", "NoCompression", "OneBit", "RandomK", "TopK", "TwoBit"]
 
 
 class NoCompression(Compression):
@@ -38,11 +40,13 @@ class TopK(Compression):
         self,
         *,
         ratio: float = 0.01,
-        values: core.FP16 | core.BF16 | core.Int8 | None = None,
+        values: Cast | Quantizer | core.TwoBit | str | None = None,
+        sampled: bool = False,
         error_feedback: bool = True,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(core.TopK(ratio=ratio, values=values, error_feedback=error_feedback), **options)
+        codec = core.TopK(ratio=ratio, values=values, sampled=sampled, error_feedback=error_feedback)
+        super().__init__(codec, **options)
 
 
 class RandomK(Compression):
@@ -73,3 +77,33 @@ class Int8(Compression):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(core.Int8(block=block, stochastic=stochastic, error_feedback=error_feedback), **options)
+
+
+class Int4(Compression):
+    """4 bits per element and a scale per block (`gradwire.Int4`)."""
+
+    def __init__(
+        self,
+        *,
+        block: int = 256,
+        stochastic: bool = False,
+        error_feedback: bool | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(core.Int4(block=block, stochastic=stochastic, error_feedback=error_feedback), **options)
+
+
+class FP8(Compression):
+    """Floats of 8 bits and a scale per block (`gradwire.FP8`)."""
+
+    def __init__(
+        self, *, format: str = "e4m3", block: int = 256, error_feedback: bool = True, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(core.FP8(format=format, block=block, error_feedback=error_feedback), **options)
+
+
+class TwoBit(Compression):
+    """The sign and one of two magnitudes per element (`gradwire.TwoBit`)."""
+
+    def __init__(self, *, block: int = 256, error_feedback: bool = True, **options: Unpack[Options]) -> None:
+        super().__init__(core.TwoBit(block=block, error_feedback=error_feedback), **options)

@@ -67,7 +67,7 @@ def measure(case: Case, operation: str, threads: int) -> dict[str, Any]:
         "ratio_to_memcpy": time_of_call / time_of_copy,
         "ns_per_call": 1e9 * time_of_call,
         "wire_bytes": case.payload.nbytes,
-        "limit_bytes": limit(case),
+        "limit_bytes": limit(case.inner, case.ctx.meta),
     }
 
 

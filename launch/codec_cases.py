@@ -99,14 +99,13 @@ def cases(numel: int, dtype: torch.dtype, device: str = "cpu") -> Iterator[Case]
         yield Case(codec, source, last.state, ctx, source.clone(), last.payload, out)
 
 
-def limit(case: Case) -> float:
+def limit(codec: Compressor, meta: TensorMeta) -> float:
     """The fewest bytes that could say the same: entropy of the places, and the values' bits without any scales."""
-    numel, inner = case.source.numel(), case.inner
-    k = inner.entries(case.ctx.meta)
-    if isinstance(inner, TopK):
-        bits = 32 if inner.values is None else _bits(inner.values)
-        return _entropy(numel, k or 0) + bits * (k or 0) / 8
-    return 4.0 * k if k is not None else numel * _bits(inner) / 8
+    k = codec.entries(meta)
+    if isinstance(codec, TopK):
+        bits = 32 if codec.values is None else _bits(codec.values)
+        return _entropy(meta.numel, k or 0) + bits * (k or 0) / 8
+    return 4.0 * k if k is not None else meta.numel * _bits(codec) / 8
 
 
 def _bits(codec: object) -> int:

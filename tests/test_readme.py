@@ -18,6 +18,7 @@ from gradwire import ErrorFeedback, NoCompression, SizePolicy, TensorMeta, with_
 from gradwire.backends import LocalTransport
 from gradwire.backends.plan import Planner
 from gradwire.deepspeed_comp.options import OneBitAdamOptions
+from gradwire.launch.codec_cases import limit
 from gradwire.launch.deepspeed import split
 from gradwire.launch.runs import environment, launch_command
 
@@ -104,9 +105,10 @@ def test_the_snippet_without_either_runs() -> None:
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row[0].strip("`"))
 def test_a_row_of_the_table_tells_the_truth(row: list[str]) -> None:
-    code, nbytes, exchange, biased, memory = row
+    code, nbytes, spare, exchange, biased, memory = row
     codec = eval(code.strip("`"), dict(vars(gradwire)))  # noqa: S307 - the README's own code
     assert f"{codec.nbytes(META) / META.numel:.3f}" == nbytes
+    assert f"{100 * (codec.nbytes(META) / limit(codec, META) - 1):.1f} %" == spare
     planner = Planner(with_defaults(codec), LocalTransport.group(4)[0], "auto", 1 << 20)
     assert planner.buckets([[META]], "x")[0].lane.kind == exchange.replace("-", "_")
     assert ("no" if codec.unbiased else "yes") == biased

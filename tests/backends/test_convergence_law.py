@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradwire import BF16, FP16, Compressor, Int8, OneBit, RandomK, TopK
+from gradwire import BF16, FP8, FP16, Compressor, Int4, Int8, OneBit, RandomK, TopK, TwoBit
 from gradwire.backends import GradientReducer, Transport, run_ranks
 from support.reducing import Shapes, bits, everything, gradient, ids, metas
 from support.truncating import Truncated
@@ -19,6 +19,11 @@ REMEMBERING: list[Compressor] = [
     OneBit(block=64),
     OneBit(block=None, scale="l2"),
     Int8(block=32),
+    Int4(block=32),
+    FP8(block=32),
+    TwoBit(block=32),
+    TopK(ratio=0.2, values="twobit"),
+    TopK(ratio=0.2, sampled=True),
     FP16(error_feedback=True),
     BF16(error_feedback=True),
     Truncated(),

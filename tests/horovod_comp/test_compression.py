@@ -8,9 +8,21 @@ from collections.abc import Callable
 import pytest
 from gradwire import ConfigError, ErrorFeedback, UsageError
 from gradwire import TopK as Codec
-from gradwire.horovod_comp import BF16, FP16, Compression, Int8, NoCompression, OneBit, RandomK, TopK
+from gradwire.horovod_comp import (
+    BF16,
+    FP8,
+    FP16,
+    Compression,
+    Int4,
+    Int8,
+    NoCompression,
+    OneBit,
+    RandomK,
+    TopK,
+    TwoBit,
+)
 
-EVERY: list[Callable[..., Compression]] = [BF16, FP16, Int8, NoCompression, OneBit, RandomK, TopK]
+EVERY: list[Callable[..., Compression]] = [BF16, FP8, FP16, Int4, Int8, NoCompression, OneBit, RandomK, TopK, TwoBit]
 
 
 @pytest.mark.parametrize("make", EVERY)
@@ -35,7 +47,7 @@ def test_sums_of_what_cannot_be_added_are_refused_at_once() -> None:
         TopK(exchange="all_reduce")
 
 
-@pytest.mark.parametrize("make", [BF16, FP16, Int8, OneBit, RandomK, TopK])
+@pytest.mark.parametrize("make", [BF16, FP8, FP16, Int4, Int8, OneBit, RandomK, TopK, TwoBit])
 def test_error_feedback_can_be_switched_off_and_shows(make: Callable[..., Compression]) -> None:
     assert "ErrorFeedback" not in repr(make(error_feedback=False))
     assert "ErrorFeedback" in repr(make(error_feedback=True))

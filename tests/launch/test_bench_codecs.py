@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradwire import FP16, ConfigError, ErrorFeedback, Int4, Int8, OneBit, RandomK, TopK, TwoBit
+from gradwire import FP16, ConfigError, ErrorFeedback, Int4, Int8, OneBit, RandomK, TensorMeta, TopK, TwoBit
 from gradwire.compressors import kernels
 from gradwire.launch import bench_codecs, cli, codec_cases
 from gradwire.launch.bench_codecs import measure
@@ -29,6 +29,9 @@ KEYS = {
     "wire_bytes",
     "limit_bytes",
 }
+
+
+META = TensorMeta(name="w", shape=(8000,), dtype=torch.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -95,11 +98,11 @@ def test_the_limit_is_what_must_be_said() -> None:
         Int8(block=256): 8000,
         Int4(block=256): 4000,
     }.items():
-        assert limit(case_of(ErrorFeedback(codec), 8000)) == nbytes
-    assert limit(case_of(FP16(), 8000)) == 16_000
+        assert limit(codec, META) == nbytes
+    assert limit(FP16(), META) == 16_000
     places = codec_cases._entropy(8000, 80)
-    assert limit(case_of(ErrorFeedback(TopK(ratio=0.01)), 8000)) == places + 320
-    assert limit(case_of(ErrorFeedback(TopK(ratio=0.01, values=TwoBit())), 8000)) == places + 20
+    assert limit(TopK(ratio=0.01), META) == places + 320
+    assert limit(TopK(ratio=0.01, values=TwoBit()), META) == places + 20
     entropy = codec_cases._entropy(numel, numel // 100)
     assert entropy / (numel // 100) == pytest.approx(1.01, abs=0.005)
 

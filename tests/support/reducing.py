@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from gradwire import (
     BF16,
+    FP8,
     FP16,
     Compressor,
     ErrorFeedback,
+    Int4,
     Int8,
     NoCompression,
     OneBit,
@@ -21,6 +23,7 @@ from gradwire import (
     SizePolicy,
     TensorMeta,
     TopK,
+    TwoBit,
     with_defaults,
 )
 from gradwire.backends import GradientReducer, Transport, run_ranks
@@ -41,6 +44,10 @@ COMPRESSORS: list[Compressor] = [
     OneBit(block=64, scale="l2"),
     Int8(),
     Int8(block=32, stochastic=True),
+    Int4(block=32),
+    FP8(block=32),
+    TwoBit(block=32),
+    TopK(ratio=0.2, values="twobit", sampled=True),
     SizePolicy(ErrorFeedback(OneBit()), min_numel=0, min_ndim=0),
 ]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradwire import BF16, FP16, Compressor, Int8, NoCompression, OneBit, RandomK, TopK, UnsupportedError
+from gradwire import BF16, FP16, Compressor, Int8, NoCompression, OneBit, RandomK, TopK, TwoBit, UnsupportedError
 from gradwire.deepspeed_comp._host import VERSION
 from support.zero import Terms, assert_ranks_equal, config, exact, initialize, owed, parameters, train
 
@@ -56,6 +56,7 @@ CODECS = [
     RandomK(ratio=0.1),
     OneBit(),
     Int8(),
+    TwoBit(),
     FP16(error_feedback=True),
     BF16(error_feedback=True),
     NoCompression(),

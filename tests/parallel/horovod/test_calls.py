@@ -10,7 +10,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from gradwire import UsageError
-from gradwire.horovod_comp import BF16, FP16, Compression, Int8, NoCompression, OneBit, RandomK, TopK
+from gradwire.horovod_comp import BF16, FP8, FP16, Compression, Int4, Int8, NoCompression, OneBit, RandomK, TopK, TwoBit
 from support.horovod_training import assert_ranks_equal, bits, noise, states
 
 pytestmark = pytest.mark.usefixtures("hvd")
@@ -67,7 +67,7 @@ def test_without_a_name_there_is_no_memory_and_a_line_says_so(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["one", "grouped"])
-@pytest.mark.parametrize("compression", [NoCompression, FP16, BF16, TopK, RandomK, OneBit, Int8])
+@pytest.mark.parametrize("compression", [NoCompression, FP16, BF16, TopK, RandomK, OneBit, Int8, Int4, FP8, TwoBit])
 def test_the_input_is_not_changed(compression: Callable[..., Compression], grouped: bool) -> None:
     x = noise((40, 50), hvd.rank())
     before = x.clone()

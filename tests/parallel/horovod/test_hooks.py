@@ -20,9 +20,13 @@ COMPRESSORS = {
     "top-k": gradwire.TopK(ratio=0.2),
     "top-k of fp16": gradwire.TopK(ratio=0.2, values=gradwire.FP16()),
     "top-k of int8": gradwire.TopK(ratio=0.2, values=gradwire.Int8(block=16)),
+    "top-k of 2 bits, sampled": gradwire.TopK(ratio=0.2, values="twobit:block=16", sampled=True),
     "random-k": gradwire.RandomK(ratio=0.2),
     "1 bit": gradwire.OneBit(block=16),
     "int8": gradwire.Int8(block=16),
+    "int4": gradwire.Int4(block=16),
+    "fp8": gradwire.FP8(block=16),
+    "2 bits": gradwire.TwoBit(block=16),
 }
 
 

@@ -45,8 +45,8 @@ class Truncated(Compressor):
 
     def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
         self.trap.spring(ctx)
-        flat = kernels.total(feed)
-        if flat is None:
+        flat, finite = kernels.total(feed)
+        if not finite:
             return state, False
         levels = (flat * self.levels).trunc().clamp(-127, 127)
         payload.copy_(levels if self.sums else levels.to(torch.int8).view(torch.uint8))

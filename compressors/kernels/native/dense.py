@@ -31,10 +31,10 @@ def copy(x: torch.Tensor, out: torch.Tensor, threads: int | None = None) -> bool
     return not _copy(x.data_ptr(), out.data_ptr(), n, DTYPES[dtype], threads or threads_for(n))
 
 
-def total(feed: Feed, threads: int | None = None) -> torch.Tensor | None:
+def total(feed: Feed, threads: int | None = None) -> tuple[torch.Tensor, bool]:
     out = torch.empty(feed.x.numel()) if feed.rest is None else feed.rest
     what, n = fields(feed._replace(rest=out))
-    return None if _total(*what, threads or threads_for(n)) else out
+    return out, not _total(*what, threads or threads_for(n))
 
 
 def cast_encode(feed: Feed, divisor: float, out: torch.Tensor, threads: int | None = None) -> int:

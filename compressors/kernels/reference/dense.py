@@ -22,8 +22,8 @@ def copy(x: torch.Tensor, out: torch.Tensor) -> bool:
     return all_finite(x)
 
 
-def total(feed: Feed) -> torch.Tensor | None:
-    """`x + decay * residual` in fp32, in `feed.rest` if that is given; None if it is not finite."""
+def total(feed: Feed) -> tuple[torch.Tensor, bool]:
+    """`x + decay * residual` in fp32, in `feed.rest` if that is given; and whether it is finite."""
     x, residual, decay, rest = feed
     flat = x.to(torch.float32) if rest is None else rest
     if rest is not None and rest.data_ptr() != x.data_ptr():
@@ -32,7 +32,7 @@ def total(feed: Feed) -> torch.Tensor | None:
         flat = flat if rest is not None else torch.empty_like(flat).copy_(x)
         for span in spans(flat.numel()):
             flat[span] += residual[span] if decay == 1.0 else residual[span] * decay
-    return flat if all_finite(flat) else None
+    return flat, all_finite(flat)
 
 
 def cast_encode(feed: Feed, divisor: float, out: torch.Tensor) -> int:
@@ -46,8 +46,8 @@ def cast_encode(feed: Feed, divisor: float, out: torch.Tensor) -> int:
     Returns:
         How many saturated; -1 if the sum is not finite.
     """
-    flat = total(feed)
-    if flat is None:
+    flat, finite = total(feed)
+    if not finite:
         return -1
     limit = torch.finfo(out.dtype).max
     saturated = 0

@@ -35,8 +35,8 @@ def draw(numel: int, k: int, seed: int, device: torch.device | None = None) -> t
 
 def draw_encode(feed: Feed, k: int, seed: int, out: torch.Tensor) -> bool:
     """`out` = the elements at the places that `draw` gives, where `feed.rest` has zeros; False if not finite."""
-    flat = total(feed)
-    if flat is None:
+    flat, finite = total(feed)
+    if not finite:
         return False
     places = draw(flat.numel(), k, seed, flat.device)
     torch.index_select(flat, 0, places, out=out)

@@ -35,8 +35,8 @@ def levels_encode(feed: Feed, grid: Grid, block: int, seed: int | None, payload:
     Returns:
         False if the feed's sum is not finite.
     """
-    flat = total(feed)
-    if flat is None:
+    flat, finite = total(feed)
+    if not finite:
         return False
     scales, levels = sections(payload, flat.numel(), block)
     _measure(flat, block, grid, scales)

@@ -29,8 +29,8 @@ def sign_encode(feed: Feed, block: int, order: int, payload: torch.Tensor) -> bo
     Returns:
         False if the feed's sum is not finite.
     """
-    flat = total(feed)
-    if flat is None:
+    flat, finite = total(feed)
+    if not finite:
         return False
     scales, bits = sections(payload, flat.numel(), block)
     _measure(flat, block, order, scales)

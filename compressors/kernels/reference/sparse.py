@@ -41,8 +41,8 @@ def top_k_encode(
     Returns:
         False if the feed's sum is not finite.
     """
-    flat = total(feed)
-    if flat is None:
+    flat, finite = total(feed)
+    if not finite:
         return False
     form = indices_of(flat.numel(), k, exact)
     indices = top_k(flat, k) if exact else sampled(flat, k)

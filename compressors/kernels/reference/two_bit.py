@@ -27,8 +27,8 @@ def two_bit_encode(feed: Feed, block: int, payload: torch.Tensor) -> bool:
     Returns:
         False if the feed's sum is not finite.
     """
-    flat = total(feed)
-    if flat is None:
+    flat, finite = total(feed)
+    if not finite:
         return False
     magnitudes, codes = _sections(payload, flat.numel(), block)
     means = _measure(flat, block, magnitudes)

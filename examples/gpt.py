@@ -144,10 +144,17 @@ class Report:
             print(json.dumps(record), file=self._file, flush=True)
 
 
+def at_least_one(text: str) -> int:
+    """For argparse."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed are whole numbers from 1 on")
+    return int(text)
+
+
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """The options of all scripts."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=at_least_one, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report", type=Path, help="write JSON lines to this file instead of text")
     return parser

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..compressors import parse_spec
 from ..compressors.errors import ConfigError
 
-__all__ = ["between", "ds_config", "file_to_write", "spec"]
+__all__ = ["between", "ds_config", "file_to_write", "folder_to_write", "spec"]
 
 
 def between(low: int, high: int) -> Callable[[str], int]:
@@ -50,3 +50,15 @@ def file_to_write(text: str) -> Path:
     if not path.parent.is_dir() or path.is_dir():
         raise ArgumentTypeError(f"{text!r} is not allowed; allowed is a file in a folder that exists")
     return path
+
+
+def folder_to_write(text: str) -> Path:
+    """A folder that is there or can be made, and is made."""
+    try:
+        Path(text).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ArgumentTypeError(
+            f"{text!r} cannot be made ({reason}); allowed is a folder that can be written"
+        ) from error
+    return Path(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compressors.errors import MissingDependencyError
-from .arguments import between, ds_config, spec
+from .arguments import between, ds_config, folder_to_write, spec
 from .runs import EXAMPLES, Job, Launcher, import_problem
 
 __all__ = ["add_arguments", "run"]
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run with DeepSpeed and this ds.json; may be given several times "
         f"(default: {', '.join(f'examples/{config.name}' for config in CONFIGS)})",
     )
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="for picture, reports and logs")
+    parser.add_argument("--out", type=folder_to_write, default=OUT, metavar="DIR", help="for picture, reports and logs")
 
 
 def run(options: argparse.Namespace) -> int:

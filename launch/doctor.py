@@ -37,6 +37,7 @@ def findings() -> list[tuple[str, str]]:
         *((package, _version_of(package)) for package in HOSTS),
         ("kernels", _kernels()),
         ("threads", str(torch.get_num_threads())),
+        ("gpu", _gpu()),
     ]
 
 
@@ -44,6 +45,14 @@ def _kernels() -> str:
     if not native.available():
         return f"plain torch, which is much slower: native ones are {native.why_not()}"
     return f"native, {native.isa()}" if kernels.native_is_used() else "plain torch, on request"
+
+
+def _gpu() -> str:
+    if not torch.cuda.is_available():
+        return "none that torch sees"
+    form = kernels.form_on(torch.device("cuda"))
+    why = "" if form == "triton" else ", which is slower and waits for the GPU: pip install triton"
+    return f"{torch.cuda.get_device_name()}, kernels: {'Triton' if form == 'triton' else 'plain torch'}{why}"
 
 
 def _version_of(package: str) -> str:

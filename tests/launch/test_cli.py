@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import runpy
 from pathlib import Path
 
 import gradwire
@@ -120,3 +121,18 @@ def test_a_config_that_names_no_optimizer_is_refused(
     message = refusal(capsys, "demo", f"--config={tmp_path / 'ds.json'}")
     assert "ds.json" in message
     assert reason in message
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    message = refusal(capsys, "demo", f"--out={tmp_path / 'file' / 'out'}")
+    assert "cannot be made (Not a directory); allowed is a folder that can be written" in message
+
+
+@pytest.mark.parametrize("steps", ["0", "-3", "many"])
+def test_examples_refuse_a_number_of_steps_that_trains_nothing(steps: str) -> None:
+    script = Path(gradwire.__file__).parent / "examples" / "gpt.py"
+    parser = runpy.run_path(str(script))["make_parser"](None)
+    parser.exit_on_error = False
+    with pytest.raises(argparse.ArgumentError, match="allowed are whole numbers from 1 on"):
+        parser.parse_args([f"--steps={steps}"])

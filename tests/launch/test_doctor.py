@@ -7,8 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from gradwire.compressors import kernels
 from gradwire.compressors.kernels import native
 from gradwire.launch import cli
+from gradwire.launch.doctor import findings
 
 
 def doctor(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -19,8 +22,17 @@ def doctor(**environment: str) -> subprocess.CompletedProcess[str]:
 def test_it_names_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == (0 if native.available() else 1)
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines.keys() == {"gradwire", "python", "torch", "horovod", "deepspeed", "mpi4py", "kernels", "threads"}
+    assert list(lines) == ["gradwire", "python", "torch", "horovod", "deepspeed", "mpi4py", "kernels", "threads", "gpu"]
     assert lines["horovod"] == "0.28.1"
+
+
+@pytest.mark.parametrize(("form", "said"), [("triton", "kernels: Triton"), ("reference", "pip install triton")])
+def test_it_says_what_runs_on_a_gpu(monkeypatch: pytest.MonkeyPatch, form: str, said: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(kernels, "form_on", lambda device: form)
+    assert dict(findings())["gpu"].startswith("a GPU, kernels: ")
+    assert dict(findings())["gpu"].endswith(said)
 
 
 @pytest.mark.parametrize("isa", ["plain", ""], ids=["the one asked for", "the best one"])

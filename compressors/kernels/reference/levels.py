@@ -13,7 +13,7 @@ from .dense import total
 from .philox import uniform
 from .pieces import blocks, check_scales, guarded, sections
 
-__all__ = ["levels_decode_add", "levels_encode"]
+__all__ = ["largest_scale", "levels_decode_add", "levels_encode"]
 
 _FLT_MAX = torch.finfo(torch.float32).max
 _FLOATS = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
@@ -62,10 +62,10 @@ def _measure(x: torch.Tensor, block: int, grid: Grid, scales: torch.Tensor) -> N
     for part in blocks(x.numel(), block):
         peak = x[part.span].view(part.rows, -1).abs().amax(dim=1)
         scales[part.blocks] = torch.maximum(scales[part.blocks], peak)
-    scales.copy_(guarded((scales / grid.most).clamp_(max=_largest_scale(grid))))
+    scales.copy_(guarded((scales / grid.most).clamp_(max=largest_scale(grid))))
 
 
-def _largest_scale(grid: Grid) -> float:
+def largest_scale(grid: Grid) -> float:
     """So that the largest level times a scale stays finite."""
     return float(np.nextafter(np.float32(_FLT_MAX / grid.most), np.float32(0)))
 

@@ -12,6 +12,7 @@ FOLDERS = [
     "compressors.kernels",
     "compressors.kernels.native",
     "compressors.kernels.reference",
+    "compressors.kernels.triton",
     "backends",
     "horovod_comp",
     "deepspeed_comp",

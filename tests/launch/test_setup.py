@@ -89,7 +89,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-STEPS = {"venv", "torch", "build", "mpi", "horovod", "deepspeed", "old_deepspeed", "gradwire"}
+STEPS = {"venv", "torch", "build", "mpi", "horovod", "deepspeed", "old_deepspeed", "triton", "gradwire"}
 
 
 def test_all_steps_run_once_and_torch_comes_first(machine: Machine) -> None:

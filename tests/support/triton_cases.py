@@ -1,6 +1,6 @@
 """Inputs for kernels in Triton, on a GPU or under its interpreter. Without either, who imports this is skipped.
 
-The interpreter runs where TRITON_INTERPRET is 1, and is slow: sizes are small.
+The interpreter runs where TRITON_INTERPRET is 1, and is slow: sizes are small. Then doing without Triton is an error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from support.native_cases import DTYPES, VALUES, same_bits, values
 
 if importlib.util.find_spec("triton") is None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise ImportError("TRITON_INTERPRET=1, but triton is not installed")
     pytest.skip("triton is not installed", allow_module_level=True)
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("there is no GPU, and TRITON_INTERPRET is not 1", allow_module_level=True)

@@ -99,7 +99,8 @@ class Cast(Compressor):
         saturated = kernels.cast_encode(feed, self._divisor(ctx.meta), payload.view(self.dtype))
         before = state.get("saturated")
         if isinstance(saturated, torch.Tensor):  # nobody waits for a device
-            return {**state, "saturated": saturated if before is None else before + saturated}, saturated >= 0
+            count = saturated.clamp(min=0)
+            return {**state, "saturated": count if before is None else before + count}, saturated >= 0
         if saturated < 0:
             return state, False
         if before is not None and saturated == 0:

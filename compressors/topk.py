@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from . import kernels
@@ -91,7 +92,7 @@ class TopK(Compressor):
         if self.values is None:
             kernels.sparse_decode_add(payload, k, out, weight, exact)
             return
-        values = torch.zeros(k, device=out.device)
+        values = _zeros(k, out.device)
         self._inner._decode_add(payload[self._values_at(ctx.meta) :], self._inner_context(ctx), values, 1.0)
         kernels.sparse_add(values, payload, out, weight, exact)
 
@@ -112,6 +113,11 @@ class TopK(Compressor):
 
     def _inner_context(self, ctx: Context) -> Context:
         return Context(meta=self._inner_meta(ctx.meta), step=ctx.step, rank=ctx.rank, seed=ctx.seed)
+
+
+def _zeros(k: int, device: torch.device) -> torch.Tensor:
+    """Not by torch's threads on a CPU: these go on spinning for a while, where those of the kernels want to run."""
+    return torch.from_numpy(np.zeros(k, dtype=np.float32)) if device.type == "cpu" else torch.zeros(k, device=device)
 
 
 @lru_cache(maxsize=4096)

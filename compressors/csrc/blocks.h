@@ -33,24 +33,29 @@ void each_piece(Span block, const Piece& piece) {
         piece(block.begin + at, std::min(PIECE, block.count - at), at / PIECE);
 }
 
+// What all threads read while one of them writes to its stack must not lie in a line of the cache with that stack.
+constexpr size_t LINE = 64;
+
 // Encodes block after block, several at a time; where blocks are too few for that, with all threads within a block.
 // False as soon as one is not finite.
 template <class Encoder>
 bool encode_blocks(int64_t n, int64_t block, int threads, Encoder& encoder) {
     const int64_t blocks = blocks_in(n, block);
     const int workers = workers_for(n, threads);
-    const auto span = [&](int64_t b) { return Span{b * block, std::min(block, n - b * block)}; };
+    const auto span = [=](int64_t b) { return Span{b * block, std::min(block, n - b * block)}; };
     if (workers > 1 && blocks < 4 * workers) {
         for (int64_t b = 0; b < blocks; ++b)
             if (!encoder.encode_together(span(b), b, workers)) return false;
         return true;
     }
-    std::atomic<bool> fine(true);
-    over_parts(blocks, 1, workers, [&](int64_t first, int64_t count) {
-        for (int64_t b = first; b < first + count && fine; ++b)
-            if (!encoder.encode(span(b), b)) fine = false;
+    struct alignas(LINE) Shared {
+        std::atomic<bool> fine{true};
+    } shared;
+    over_parts(blocks, 1, workers, [&, span](int64_t first, int64_t count) {
+        for (int64_t b = first; b < first + count && shared.fine; ++b)
+            if (!encoder.encode(span(b), b)) shared.fine = false;
     });
-    return fine;
+    return shared.fine;
 }
 
 inline bool acceptable(const uint8_t* scales, int64_t count) {

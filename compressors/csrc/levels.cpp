@@ -25,7 +25,7 @@ static Byte* levels_at(Byte* levels, Grid grid, int64_t element) {
 
 namespace {
 
-struct Encoder {
+struct alignas(LINE) Encoder {
     const Form& form;
     const Input first, second;  // for the pass that measures a block, and for the one that writes it
     const Grid grid;

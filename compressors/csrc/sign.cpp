@@ -15,7 +15,7 @@ static float scale_of(double sum, int64_t count, int order) {
 
 namespace {
 
-struct Encoder {
+struct alignas(LINE) Encoder {
     const Form& form;
     const Input first, second;  // for the pass that measures a block, and for the one that writes it
     const int order;

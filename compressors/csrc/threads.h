@@ -44,10 +44,11 @@ inline Span part_of(int64_t n, int64_t unit, int workers, int worker) {
     return {start(worker), start(worker + 1) - start(worker)};
 }
 
-// Calls job(begin, count) for parts that are cut at multiples of `unit`, in so many threads.
+// Calls job(begin, count) for parts that are cut at multiples of `unit`, in so many threads. Each has a job of its own:
+// one on the stack of the first thread would share lines of the cache with what that writes there.
 template <class Job>
 void over_parts(int64_t n, int64_t unit, int workers, const Job& job) {
-    parallel(workers, [&](int worker) {
+    parallel(workers, [=](int worker) {
         const Span part = part_of(n, unit, workers, worker);
         if (part.count) job(part.begin, part.count);
     });

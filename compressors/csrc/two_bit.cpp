@@ -8,7 +8,7 @@ using namespace gw;
 
 namespace {
 
-struct Encoder {
+struct alignas(LINE) Encoder {
     const Form& form;
     const Input first, second;  // for the pass that sums a block, and for those that sum again and write it
     uint8_t *const magnitudes, *const codes;

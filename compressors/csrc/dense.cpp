@@ -54,7 +54,7 @@ GW_API int64_t gw_cast_encode(const CastEncode& a) {
     std::atomic<int64_t> saturated(0);
     const auto cast = [&](int64_t begin, int64_t count) {
         int64_t mine = 0;
-        const uint32_t peak = form.cast(in, begin, count, a.divisor, a.dtype, a.out, &mine);
+        const uint32_t peak = form.cast(in, begin, count, a.divisor, a.dtype, a.out, a.feed.n >= LONG, &mine);
         saturated += mine;
         return peak;
     };

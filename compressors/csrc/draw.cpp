@@ -4,10 +4,10 @@
 
 using namespace gw;
 
-// Calls entry(run, place) for all runs; 64 places before that, touch(place).
+// Calls entry(run, place) for all runs; shortly before that, touch(place).
 template <class Touch, class Entry>
 static void each_place(const Strata& strata, int threads, const Touch& touch, const Entry& entry) {
-    constexpr int64_t BATCH = 64;
+    constexpr int64_t BATCH = 128;
     const Form& form = active();
     // each costs as much as several elements in a row
     over_parts(strata.k, BATCH, workers_for(8 * strata.k, threads), [&](int64_t first, int64_t count) {

@@ -129,8 +129,8 @@ struct Form {
     // Sums of the |p| below a limit and of the others, over at most PIECE elements.
     void (*sum_apart)(const Input&, int64_t begin, int64_t count, float limit, Apart&);
     void (*two_bit_pack)(const Input&, int64_t begin, int64_t count, Pair, uint8_t* codes);
-    // Returns the largest |p|, as bits; adds to `saturated`.
-    uint32_t (*cast)(const Input&, int64_t begin, int64_t count, float divisor, int dtype, void* out,
+    // Returns the largest |p|, as bits; adds to `saturated`. `out` is written past the cache where that can be.
+    uint32_t (*cast)(const Input&, int64_t begin, int64_t count, float divisor, int dtype, void* out, bool past_cache,
                      int64_t* saturated);
     // rest = p, but 0 at the places of runs, whose p go to out[run]. Returns the largest |p|, as bits.
     uint32_t (*gather)(const Input&, int64_t begin, int64_t count, const Strata&, float* out);

@@ -33,7 +33,7 @@ struct Places {
     // Calls entry(number, place) for the entries of some chunks, from number `first` on; shortly before, touch(place).
     template <class Touch, class Entry>
     void each(Span part, int64_t first, const Touch& touch, const Entry& entry) const {
-        constexpr int BATCH = 64;
+        constexpr int BATCH = 128;
         int64_t places[BATCH], number = first;
         int held = 0;
         const auto flush = [&] {

@@ -41,7 +41,8 @@ static uint32_t copy(const Input& in, int64_t begin, int64_t count, void* out) {
 
 template <class S, class T>
 GW_INLINE uint32_t cast_as(const S& p, const Rest& rest, int64_t begin, int64_t count, float divisor, T* out,
-                           int64_t* saturated) {
+                           bool past_cache, int64_t* saturated) {
+    const bool streamed = STREAMS && past_cache && reinterpret_cast<uintptr_t>(out + begin) % 32 == 0;
     // powers of two: the product is the quotient
     const F factor = splat(1.0f / divisor), back = splat(divisor), bound = splat(T::most / divisor);
     const uint32_t too_large = bits_of(T::most) + 1;
@@ -54,18 +55,22 @@ GW_INLINE uint32_t cast_as(const S& p, const Rest& rest, int64_t begin, int64_t 
         most = larger(most, size);
         if (const uint32_t outside = at_least(size, too_large)) beyond += __builtin_popcount(outside);
         const H words = narrow(limit(mul(v, factor), bound), T());
-        store(out + i, words, lanes);
+        if (streamed && lanes.count == 16)
+            stream(out + i, words);
+        else
+            store(out + i, words, lanes);
         rest.put(i, sub(v, mul(widen(words, T()), back)), lanes);
     });
+    if (streamed) fence();
     *saturated += beyond;
     return largest(most);
 }
-static uint32_t cast(const Input& in, int64_t begin, int64_t count, float divisor, int dtype, void* out,
+static uint32_t cast(const Input& in, int64_t begin, int64_t count, float divisor, int dtype, void* out, bool past_cache,
                      int64_t* saturated) {
     const Rest rest(in, begin);
     return with_source(in, [&](auto p) {
-        if (dtype == F16) return cast_as(p, rest, begin, count, divisor, static_cast<Half*>(out), saturated);
-        return cast_as(p, rest, begin, count, divisor, static_cast<Brain*>(out), saturated);
+        if (dtype == F16) return cast_as(p, rest, begin, count, divisor, static_cast<Half*>(out), past_cache, saturated);
+        return cast_as(p, rest, begin, count, divisor, static_cast<Brain*>(out), past_cache, saturated);
     });
 }
 

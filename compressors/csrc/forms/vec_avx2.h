@@ -30,6 +30,10 @@ GW_INLINE void stream(float* to, F v, All) {
     _mm256_stream_ps(to, v.a);
     _mm256_stream_ps(to + 8, v.b);
 }
+template <class T>
+GW_INLINE void stream(T* to, H words) {
+    _mm256_stream_si256(reinterpret_cast<H*>(to), words);
+}
 GW_INLINE void fence() { _mm_sfence(); }
 
 GW_INLINE F widen(H words, Half) {

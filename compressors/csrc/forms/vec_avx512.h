@@ -19,6 +19,10 @@ GW_INLINE void store(float* to, F v, Some some) { _mm512_mask_storeu_ps(to, some
 constexpr bool STREAMS = true;
 // Past the cache; `to` is aligned, and `fence` comes before anybody else reads it.
 GW_INLINE void stream(float* to, F v, All) { _mm512_stream_ps(to, v); }
+template <class T>
+GW_INLINE void stream(T* to, H words) {
+    _mm256_stream_si256(reinterpret_cast<H*>(to), words);
+}
 GW_INLINE void fence() { _mm_sfence(); }
 
 GW_INLINE F widen(H words, Half) { return _mm512_cvtph_ps(words); }

@@ -52,6 +52,10 @@ GW_INLINE void store(float* to, F v, Some some) { memcpy(to, &v, some.count * si
 // Compilers have no common name for stores past the cache.
 constexpr bool STREAMS = false;
 GW_INLINE void stream(float* to, F v, All lanes) { store(to, v, lanes); }
+template <class T>
+GW_INLINE void stream(T* to, H words) {
+    memcpy(to, &words, sizeof words);
+}
 GW_INLINE void fence() {}
 
 // fp16 has 5 bits of exponent: as bits of a float they are 112 too low, which a product mends, also for denormals.

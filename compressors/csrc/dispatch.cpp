@@ -7,7 +7,7 @@
 
 namespace gw {
 
-std::atomic<int64_t> grain(1 << 18);
+std::atomic<int64_t> grain(1 << 20);
 
 static bool has(int64_t isa) {
 #if defined(__x86_64__)

@@ -154,7 +154,7 @@ def test_what_would_hurt_memory_is_refused(what: str) -> None:
 def test_long_tensors_take_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: asked.append(1) or 2)
-    assert native.all_finite(torch.zeros(1 << 19))
+    assert native.all_finite(torch.zeros(1 << 21))
     assert asked
     assert native.all_finite(torch.zeros(1 << 10))
     assert len(asked) == 1

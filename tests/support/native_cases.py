@@ -16,7 +16,7 @@ needs_native = pytest.mark.skipif(not native.available(), reason=native.why_not(
 
 _entries = native.entry._loaded.entries
 #: so many elements are worth a thread in tests; else
-_TESTED_GRAIN, _GRAIN = 1, 1 << 18
+_TESTED_GRAIN, _GRAIN = 1, 1 << 20
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 VALUES = ("normal", "heavy", "constant", "zeros", "few", "ties", "bits", "tiny", "huge")

@@ -13,7 +13,7 @@ from .library import ISAS, Entry, load
 __all__ = ["REFUSED", "available", "done", "entry", "isa", "refused", "threads_for", "why_not"]
 
 #: fewer elements are not worth a second thread
-_FEW = 1 << 19
+_FEW = 1 << 21
 REFUSED, _NO_MEMORY = -2, -3
 
 _loaded = load()

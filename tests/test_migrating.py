@@ -9,6 +9,7 @@ from pathlib import Path
 import gradwire
 import pytest
 from deepspeed.launcher import runner
+from gradwire.compressors import spec
 from gradwire.deepspeed_comp.options import (
     GradientCompression,
     OneBitAdamOptions,
@@ -48,6 +49,11 @@ def test_every_key_of_the_block_is_there_with_its_default() -> None:
     rows = {key: default for key, default, _ in table("| key | default | meaning |") if " " not in key}
     assert rows.pop("type") == ""
     assert rows == defaults(GradientCompression)
+
+
+def test_every_type_of_the_block_is_there() -> None:
+    (meaning,) = (row[2] for row in table("| key | default | meaning |") if row[0] == "type")
+    assert re.findall(r"`(\w+)`", meaning + "`") == list(spec._CODECS)
 
 
 def test_it_is_one_line() -> None:

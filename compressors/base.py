@@ -235,6 +235,8 @@ def as_vector(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     check_dtype(meta.name, x.dtype)
     if x.numel() != meta.numel:
         raise UsageError(f"{meta.name}: got {x.numel()} elements, expected {meta.numel}")
+    if x.is_neg() or x._is_zerotensor():  # negated, or zero, only when read by torch
+        x = x.clone().resolve_neg()
     if x.dim() == 1 and not x.requires_grad:
         return x.contiguous()
     return x.detach().reshape(-1).contiguous()

@@ -51,7 +51,10 @@ class NoCompression(Compressor):
         return payload.view(ctx.meta.dtype).clone().view(ctx.meta.shape)  # fp64 stays exact
 
     def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
-        return state, kernels.copy(feed.x, payload.view(ctx.meta.dtype))
+        finite = kernels.copy(feed.x, payload.view(ctx.meta.dtype))
+        if feed.rest is not None:  # where a policy inside a memory lets a tensor travel dense
+            feed.rest.zero_()
+        return state, finite
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.cast_decode_add(payload.view(ctx.meta.dtype), out, weight)

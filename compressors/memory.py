@@ -14,7 +14,7 @@ from .options import check_fraction
 from .randomk import RandomK
 from .wrapper import Wrapper
 
-__all__ = ["ErrorFeedback", "RESIDUAL"]
+__all__ = ["ErrorFeedback", "RESIDUAL", "check_scratch", "check_wrappable"]
 
 #: the state entry that holds what was left out so far (flat fp32)
 RESIDUAL = "residual"
@@ -37,7 +37,9 @@ class ErrorFeedback(Wrapper):
 
     def __post_init__(self) -> None:
         check_fraction("decay", self.decay)
-        _check_wrappable(self.compressor)
+        check_wrappable("ErrorFeedback", self.compressor)
+        if isinstance(self.compressor, NoCompression):
+            raise ConfigError("ErrorFeedback got NoCompression, which loses nothing; use it as it is")
 
     @property
     def unbiased(self) -> bool:
@@ -52,22 +54,28 @@ class ErrorFeedback(Wrapper):
     ) -> Compressed:
         old = state.get(RESIDUAL)
         rest = torch.empty(vector.shape, device=vector.device) if scratch is None else scratch
-        if old is not None and old.data_ptr() == rest.data_ptr():
-            raise UsageError("scratch is the old residual; it must stay as it is until the step is applied")
+        check_scratch(rest, old)
         inner = {key: value for key, value in state.items() if key != RESIDUAL}
         after, finite = self._encode(kernels.Feed(vector, old, self.decay, rest), inner, ctx, payload)
         return settled(payload, state, {**after, RESIDUAL: rest}, finite)
 
 
-def _check_wrappable(compressor: object) -> None:
+def check_wrappable(memory: str, compressor: object) -> None:
+    """What no memory takes."""
     if not isinstance(compressor, Compressor):
-        raise ConfigError(f"ErrorFeedback got {compressor!r}, expected a compressor such as TopK(ratio=0.01)")
+        raise ConfigError(f"{memory} got {compressor!r}, expected a compressor such as TopK(ratio=0.01)")
     if RESIDUAL in compressor.elementwise_state:
-        raise ConfigError(f"ErrorFeedback got {compressor!r}, which has a residual already; wrap the codec once")
-    if isinstance(compressor, NoCompression):
-        raise ConfigError("ErrorFeedback got NoCompression, which loses nothing; use it as it is")
+        raise ConfigError(f"{memory} got {compressor!r}, which has a residual already; wrap the codec once")
     if isinstance(compressor, RandomK) and not compressor.error_feedback:
         raise ConfigError(
-            "ErrorFeedback got RandomK(error_feedback=False), whose scaled values make the residual grow; "
+            f"{memory} got RandomK(error_feedback=False), whose scaled values make the residual grow; "
             "use RandomK(error_feedback=True)"
         )
+
+
+def check_scratch(scratch: torch.Tensor, *kept: torch.Tensor | None) -> None:
+    """Refuse memory that the old state has: it must stay as it is until the step is applied."""
+    start, stop = scratch.data_ptr(), scratch.data_ptr() + scratch.nbytes
+    for old in kept:
+        if old is not None and old.data_ptr() < stop and start < old.data_ptr() + old.nbytes:
+            raise UsageError("scratch shares memory with the old residual or momentum, which must stay as it is")

@@ -8,8 +8,7 @@ import torch
 
 from . import kernels
 from .base import Compressed, Context, State, settled
-from .errors import ConfigError
-from .memory import RESIDUAL
+from .memory import RESIDUAL, check_scratch, check_wrappable
 from .options import check_fraction
 from .wrapper import Wrapper
 
@@ -17,8 +16,6 @@ __all__ = ["MOMENTUM", "MomentumCorrection"]
 
 #: the state entry that holds the momentum (flat fp32)
 MOMENTUM = "momentum"
-#: storage for the next momentum, whatever it holds: the last one stays as it is until the step is applied
-_SPARE = "spare"
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,8 @@ class MomentumCorrection(Wrapper):
     """`u = m * u + x; v = v + u`; sends C(v), and takes D(C(v)) out of v (1712.01887).
 
     What a sparsifier has sent starts anew in u as well (factor masking): its momentum would be of an old direction.
-    The optimizer must have no momentum of its own. This is the arithmetic; reducers do not know of it yet.
+    The optimizer must have no momentum of its own. This is the arithmetic; reducers refuse it: a rank alone would be
+    without momentum, and so would tensors that travel dense.
 
     Attributes:
         compressor: the codec to wrap.
@@ -38,10 +36,7 @@ class MomentumCorrection(Wrapper):
 
     def __post_init__(self) -> None:
         check_fraction("momentum", self.momentum)
-        if RESIDUAL in self.compressor.elementwise_state:
-            raise ConfigError(
-                f"MomentumCorrection got {self.compressor!r}, which has a residual already; wrap the codec"
-            )
+        check_wrappable("MomentumCorrection", self.compressor)
 
     @property
     def unbiased(self) -> bool:
@@ -54,13 +49,13 @@ class MomentumCorrection(Wrapper):
     def _compress(
         self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
     ) -> Compressed:
-        old, spare = state.get(MOMENTUM), state.get(_SPARE)
-        momentum = torch.empty(vector.shape, device=vector.device) if spare is None else spare
-        kernels.total(kernels.Feed(vector, old, self.momentum, momentum))
+        old = state.get(MOMENTUM)
+        momentum = torch.empty(vector.shape, device=vector.device)
         rest = torch.empty_like(momentum) if scratch is None else scratch
-        inner = {key: value for key, value in state.items() if key not in (RESIDUAL, MOMENTUM, _SPARE)}
+        check_scratch(rest, state.get(RESIDUAL), old)
+        kernels.total(kernels.Feed(vector, old, self.momentum, momentum))
+        inner = {key: value for key, value in state.items() if key not in (RESIDUAL, MOMENTUM)}
         after, finite = self._encode(kernels.Feed(momentum, state.get(RESIDUAL), 1.0, rest), inner, ctx, payload)
         if finite is not False:
             self._clear(payload, ctx, momentum)
-        after = {**after, RESIDUAL: rest, MOMENTUM: momentum} | ({} if old is None else {_SPARE: old})
-        return settled(payload, state, after, finite)
+        return settled(payload, state, {**after, RESIDUAL: rest, MOMENTUM: momentum}, finite)

@@ -9,6 +9,7 @@ from .base import Compressor, TensorMeta
 from .dense import Cast, NoCompression
 from .errors import ConfigError
 from .memory import ErrorFeedback
+from .momentum import MomentumCorrection
 from .options import check_int
 from .wrapper import Wrapper
 
@@ -86,7 +87,13 @@ def with_defaults(compressor: Compressor, min_numel: int = 1024) -> Compressor:
 
     Casts and `NoCompression` get no policy, since they suit tensors of every size. A policy or a memory that is
     there already is kept.
+
+    Raises:
+        ConfigError: a `MomentumCorrection`.
     """
+    inner = compressor.compressor if isinstance(compressor, SizePolicy) else compressor
+    if isinstance(inner, MomentumCorrection):
+        raise ConfigError(f"{inner!r} cannot be exchanged yet; take {inner.compressor!r}, and the optimizer's momentum")
     if isinstance(compressor, SizePolicy):
         return replace(compressor, compressor=_remembering(compressor.compressor))
     codec = compressor.compressor if isinstance(compressor, ErrorFeedback) else compressor

@@ -93,8 +93,8 @@ class Int4(_Integers):
     """As `Int8`, with levels from -7 to 7, two in a byte; `block` is even."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_int("block", self.block, 2, _LONGEST, multiple=2)
+        super().__post_init__()
 
     @property
     def grid(self) -> kernels.Grid:

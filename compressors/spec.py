@@ -115,7 +115,7 @@ def _value(text: str) -> object:
 def _nested(text: str) -> Compressor | None:
     """The codec that the value of an option stands for; None if it is another string, for the codec's own checks."""
     nested = _NESTED.fullmatch(text)
-    return _build(nested[1], nested[2] or "") if nested and nested[1] in _CODECS else None
+    return _build(nested[1].lower(), nested[2] or "") if nested and nested[1].lower() in _CODECS else None
 
 
 def _describe(compressor: Compressor) -> tuple[str, str]:

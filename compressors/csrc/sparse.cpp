@@ -101,6 +101,16 @@ struct Where {
     int32_t exact;
 };
 
+// Where places were checked, and are read again, nothing may be written.
+bool share(const void* a, int64_t bytes, const float* out, int64_t n) {
+    const uintptr_t first = reinterpret_cast<uintptr_t>(a), to = reinterpret_cast<uintptr_t>(out);
+    return first < to + uintptr_t(4 * n) && to < first + uintptr_t(bytes);
+}
+bool share(const Where& w, const float* out) {
+    const int64_t chunks = w.width == 4 ? 0 : blocks_in(w.n, chunk_of(w.width));
+    return share(w.payload, (chunks + w.k) * w.width, out, w.n);
+}
+
 template <class Offset, class Touch, class Entry>
 bool read_as(const Where& w, int threads, const Touch& touch, const Entry& entry) {
     return Places<Offset>(w.payload, w.n, w.k, w.exact != 0).read(threads, touch, entry);
@@ -124,6 +134,7 @@ struct SparseAdd {
 };
 GW_API int64_t gw_sparse_add(const SparseAdd& a) {
     float* const out = a.out;
+    if (share(a.where, out)) return SHARED;
     return read_places(
         a.where, a.threads, [=](int64_t place) { __builtin_prefetch(out + place, 1); },
         [=, &a](int64_t number, int64_t place) { out[place] += a.weight * get<float>(a.values, number); });
@@ -151,6 +162,7 @@ struct Put {
     float* out;
 };
 GW_API int64_t gw_put(const Put& a) {
+    if (share(a.where, a.out)) return SHARED;
     return read_places(
         a.where, 1, [&](int64_t place) { __builtin_prefetch(a.out + place, 1); },
         [&](int64_t number, int64_t place) { a.out[place] = a.values ? a.values[number] : 0.0f; });

@@ -8,7 +8,7 @@ import gradwire
 import numpy as np
 import pytest
 import torch
-from gradwire import Compressor, Context, PayloadError, TensorMeta, UsageError
+from gradwire import Compressor, Context, ErrorFeedback, PayloadError, SizePolicy, TensorMeta, TopK, UsageError
 from hypothesis import given
 from hypothesis import strategies as st
 from support.compressing import DTYPES, Case, as_bytes, cases, context, every_compressor, snapshot, some_state
@@ -258,3 +258,19 @@ def test_the_repr_gives_the_options_back(compressor: Compressor) -> None:
     again = eval(repr(compressor), dict(vars(gradwire)))  # noqa: S307
     assert again == compressor
     assert hash(again) == hash(compressor)
+
+
+@every_compressor
+def test_what_torch_holds_in_other_ways_is_read_as_it_reads_it(compressor: Compressor) -> None:
+    """Numbers that are negated when they are read, and zeros that have no memory."""
+    for x, same in (
+        (torch.complex(torch.zeros(100), torch.arange(1.0, 101.0)).conj().imag, -torch.arange(1.0, 101.0)),
+        (torch._efficientzerotensor(100), torch.zeros(100)),  # pyright: ignore[reportPrivateImportUsage] - autograd's
+    ):
+        results = [compressor.compress(given, {}, context(same)) for given in (x, same)]
+        assert as_bytes(results[0].payload) == as_bytes(results[1].payload)
+
+
+def test_a_residual_beside_a_tensor_that_travels_dense_is_zero() -> None:
+    memory, x = ErrorFeedback(SizePolicy(TopK(ratio=0.1))), torch.randn(100)
+    assert not memory.compress(x, {}, context(x)).state["residual"].any()

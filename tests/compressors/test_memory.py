@@ -72,7 +72,7 @@ def test_the_old_residual_is_no_scratch() -> None:
     x = torch.ones(10)
     memory = ErrorFeedback(TopK())
     state = memory.compress(x, {}, context(x)).state
-    with pytest.raises(UsageError, match="scratch is the old residual"):
+    with pytest.raises(UsageError, match="scratch shares memory with the old residual"):
         memory.compress(x, state, context(x), scratch=state["residual"])
 
 

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradwire import Compressor, ConfigError, ErrorFeedback, Int8, OneBit, RandomK, SizePolicy, State, TopK
+from gradwire import (
+    Compressor,
+    ConfigError,
+    ErrorFeedback,
+    Int8,
+    NoCompression,
+    OneBit,
+    RandomK,
+    SizePolicy,
+    State,
+    TopK,
+    UsageError,
+    with_defaults,
+)
 from gradwire.compressors import kernels
 from gradwire.compressors.momentum import MomentumCorrection
 from hypothesis import given
@@ -64,7 +77,7 @@ def test_a_step_that_is_dropped_leaves_no_trace(codec: Compressor, reference: bo
     with kernels.reference_only(reference):
         states: list[State] = [{}]
         for step, x in enumerate(gradients(3)):
-            before = {key: value.clone() for key, value in states[-1].items() if key != "spare"}
+            before = {key: value.clone() for key, value in states[-1].items()}
             tried = wrapped.compress(make_values("heavy", N, seed=step), states[-1], context(x, step=step))
             assert tried.finite
             assert all(torch.equal(states[-1][key], value) for key, value in before.items())
@@ -88,13 +101,43 @@ def test_a_gradient_that_is_not_finite_changes_nothing(broken: float) -> None:
     assert all(torch.equal(before[key], value) for key, value in kept.items())
 
 
-def test_after_two_steps_nothing_is_allocated_for_the_momentum() -> None:
+def test_states_that_were_handed_out_never_change() -> None:
+    """Neither those of earlier steps, nor two that come of the same one."""
+    wrapped, states = MomentumCorrection(TopK(ratio=0.1)), [{}]
+    for step, x in enumerate(gradients(5)):
+        states.append(wrapped.compress(x, states[-1], context(x, step=step)).state)
+        states.append(wrapped.compress(2 * x, states[-2], context(x, step=step)).state)
+    kept = [{key: value.clone() for key, value in state.items()} for state in states]
+    x = make_values("heavy", N, seed=9)
+    for state in states:
+        wrapped.compress(x, state, context(x, step=9))
+    assert all(torch.equal(state[key], old[key]) for state, old in zip(states, kept, strict=True) for key in old)
+
+
+@pytest.mark.parametrize("entry", ["residual", "momentum"])
+@pytest.mark.parametrize("shift", [0, 7])
+def test_scratch_that_the_old_state_needs_is_refused(entry: str, shift: int) -> None:
     wrapped, x = MomentumCorrection(TopK(ratio=0.1)), make_values("normal", N, seed=1)
-    state, places = {}, []
-    for step in range(6):
-        state = wrapped.compress(x, state, context(x, step=step)).state
-        places.append(state["momentum"].data_ptr())
-    assert len(set(places)) == 2
+    state = wrapped.compress(x, {}, context(x)).state
+    memory = torch.cat([state[entry], torch.zeros(shift)])
+    state = state | {entry: memory[:N]}
+    with pytest.raises(UsageError, match="shares memory with the old residual or momentum"):
+        wrapped.compress(x, state, context(x, step=1), scratch=memory[shift:])
+
+
+def test_without_compression_it_is_plain_momentum() -> None:
+    wrapped, state, u = MomentumCorrection(NoCompression()), {}, torch.zeros(N)
+    for step, x in enumerate(gradients(4)):
+        done = wrapped.compress(x, state, context(x, step=step))
+        state, u = done.state, x + torch.tensor(0.9) * u
+        assert torch.equal(done.payload, u)
+        assert not state["residual"].any()
+
+
+@pytest.mark.parametrize("compressor", [MomentumCorrection(TopK()), SizePolicy(MomentumCorrection(TopK()))], ids=repr)
+def test_reducers_refuse_it(compressor: Compressor) -> None:
+    with pytest.raises(ConfigError, match="cannot be exchanged yet; take TopK"):
+        with_defaults(compressor)
 
 
 @pytest.mark.parametrize("momentum", [0, -0.1, 1.1, float("nan"), "0.9", None])
@@ -106,3 +149,7 @@ def test_a_momentum_out_of_range_is_refused(momentum: object) -> None:
 def test_a_residual_inside_is_refused() -> None:
     with pytest.raises(ConfigError, match="which has a residual already; wrap the codec"):
         MomentumCorrection(ErrorFeedback(TopK()))
+    with pytest.raises(ConfigError, match="expected a compressor"):
+        MomentumCorrection("topk")  # pyright: ignore[reportArgumentType] - wrong on purpose
+    with pytest.raises(ConfigError, match="whose scaled values make the residual grow"):
+        MomentumCorrection(RandomK(error_feedback=False))

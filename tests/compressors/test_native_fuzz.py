@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradwire import Compressor, PayloadError
+from gradwire import FP16, Compressor, PayloadError, TopK, UsageError
 from gradwire.compressors import kernels
 from support.compressing import RAW, context, make_values
 from support.native_cases import FORMS, needs_native, running
@@ -58,3 +58,17 @@ def test_changed_payloads(codec: Compressor, numel: int, isa: str) -> None:
                     results.append(str(error))
         assert type(results[0]) is type(results[1])
         assert results[0] == results[1] if isinstance(results[0], str) else torch.equal(*results)
+
+
+@pytest.mark.parametrize("isa", FORMS)
+@pytest.mark.parametrize("codec", [TopK(ratio=0.5), TopK(ratio=0.5, values=FP16()), TopK(ratio=0.2, sampled=True)])
+def test_payloads_within_the_output_are_refused(codec: Compressor, isa: str) -> None:
+    """Places that were checked would change before they are read again."""
+    memory = torch.zeros(100_000)
+    x = make_values("normal", memory.numel(), seed=1)
+    payload = memory.view(torch.uint8)[8 : 8 + codec.nbytes(context(x).meta)]
+    codec.compress(x, {}, context(x), out=payload)
+    before = memory.clone()
+    with running(isa), pytest.raises(UsageError, match="share memory"):
+        codec.decompress_add(payload, context(x), memory)
+    assert torch.equal(memory.view(torch.uint8), before.view(torch.uint8))

@@ -43,8 +43,7 @@ CASES: list[tuple[type[Compressor], str, list[Any], str]] = [
     (Int8, "error_feedback", [0, 1, "true"], "True or False"),
     (BF16, "error_feedback", NO_FLAG, "True or False"),
     (TopK, "sampled", NO_FLAG, "True or False"),
-    (Int4, "block", [*NO_COUNT, None], "an integer from 1 to 2147483648"),
-    (Int4, "block", [7, 1], "a multiple of 2 from 2 to 2147483648"),
+    (Int4, "block", [*NO_COUNT, None, 7, 1], "a multiple of 2 from 2 to 2147483648"),
     (FP8, "format", ["e3m4", "E4M3", None], "one of e4m3, e5m2"),
     (FP8, "block", [*NO_COUNT, None], "an integer from 1 to 2147483648"),
     (FP8, "error_feedback", NO_FLAG, "True or False"),
@@ -70,10 +69,17 @@ def test_an_unknown_option_is_refused(codec: type[Compressor]) -> None:
         codec(0.1)  # pyright: ignore[reportCallIssue] - wrong on purpose
 
 
-@pytest.mark.parametrize(("spec", "codec"), [("int8", Int8()), ("int8:block=64", Int8(block=64)), ("fp16", FP16())])
+@pytest.mark.parametrize(
+    ("spec", "codec"),
+    [("int8", Int8()), ("int8:block=64", Int8(block=64)), ("INT8(block=64)", Int8(block=64)), ("fp16", FP16())],
+)
 def test_values_may_be_specs(spec: str, codec: Int8 | FP16) -> None:
     assert TopK(values=spec) == TopK(values=codec)
     assert TopK(values=spec).values == codec
+
+
+def test_values_that_are_not_compressed_are_fp32() -> None:
+    assert TopK(values="none") == TopK()
 
 
 @pytest.mark.parametrize("spec", ["int9", "int8:blok=3", "int8(block=0)", ""])

@@ -34,8 +34,8 @@ def levels_decode_add(
     expect(out, n)
     expect_bytes(payload, levels_bytes(n, block, grid))
     to = out.data_ptr(), n, weight, threads or threads_for(n)
-    if _levels_decode_add(payload.data_ptr(), block, *to, grid.number):
-        refused(reference.levels_decode_add, payload, grid, block, out, weight)
+    if status := _levels_decode_add(payload.data_ptr(), block, *to, grid.number):
+        refused(status, reference.levels_decode_add, payload, grid, block, out, weight)
 
 
 def two_bit_encode(feed: Feed, block: int, payload: torch.Tensor, threads: int | None = None) -> bool:
@@ -50,5 +50,5 @@ def two_bit_decode_add(
     n = out.numel()
     expect(out, n)
     expect_bytes(payload, two_bit_bytes(n, block))
-    if _two_bit_decode_add(payload.data_ptr(), block, out.data_ptr(), n, weight, threads or threads_for(n)):
-        refused(reference.two_bit_decode_add, payload, block, out, weight)
+    if status := _two_bit_decode_add(payload.data_ptr(), block, out.data_ptr(), n, weight, threads or threads_for(n)):
+        refused(status, reference.two_bit_decode_add, payload, block, out, weight)

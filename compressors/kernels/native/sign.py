@@ -30,8 +30,8 @@ def sign_decode_add(
     n = out.numel()
     expect(out, n)
     expect_bytes(payload, sign_bytes(n, block))
-    if _sign_decode_add(payload.data_ptr(), block, out.data_ptr(), n, weight, threads or threads_for(n)):
-        refused(reference.sign_decode_add, payload, block, out, weight)
+    if status := _sign_decode_add(payload.data_ptr(), block, out.data_ptr(), n, weight, threads or threads_for(n)):
+        refused(status, reference.sign_decode_add, payload, block, out, weight)
 
 
 def sign_pack(x: torch.Tensor, bits: torch.Tensor, threads: int | None = None) -> None:

@@ -46,8 +46,8 @@ def put(values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, exact: b
     expect(out, n)
     expect(values, k)
     expect_bytes(payload, nbytes)
-    if _put(payload.data_ptr(), n, k, width, exact, values.data_ptr(), out.data_ptr()):
-        refused(reference.sparse_indices, payload, n, k, exact)
+    if status := _put(payload.data_ptr(), n, k, width, exact, values.data_ptr(), out.data_ptr()):
+        refused(status, reference.sparse_indices, payload, n, k, exact)
 
 
 def clear(payload: torch.Tensor, k: int, out: torch.Tensor, exact: bool = True) -> None:
@@ -55,8 +55,8 @@ def clear(payload: torch.Tensor, k: int, out: torch.Tensor, exact: bool = True) 
     width, nbytes = places(n, k, exact)
     expect(out, n)
     expect_bytes(payload, nbytes)
-    if _put(payload.data_ptr(), n, k, width, exact, 0, out.data_ptr()):
-        refused(reference.sparse_indices, payload, n, k, exact)
+    if status := _put(payload.data_ptr(), n, k, width, exact, 0, out.data_ptr()):
+        refused(status, reference.sparse_indices, payload, n, k, exact)
 
 
 def sparse_decode_add(
@@ -68,8 +68,8 @@ def sparse_decode_add(
     expect_bytes(payload, nbytes + 4 * k)
     where = payload.data_ptr()
     to = where + nbytes, out.data_ptr(), weight, threads or threads_for(n)
-    if _sparse_add(where, n, k, width, exact, *to):
-        refused(reference.sparse_decode_add, payload, k, out, weight, exact)
+    if status := _sparse_add(where, n, k, width, exact, *to):
+        refused(status, reference.sparse_decode_add, payload, k, out, weight, exact)
 
 
 def sparse_add(
@@ -86,8 +86,8 @@ def sparse_add(
     expect(values, k)
     expect_bytes(payload, nbytes)
     to = values.data_ptr(), out.data_ptr(), weight, threads or threads_for(n)
-    if _sparse_add(payload.data_ptr(), n, k, width, exact, *to):
-        refused(reference.sparse_indices, payload, n, k, exact)
+    if status := _sparse_add(payload.data_ptr(), n, k, width, exact, *to):
+        refused(status, reference.sparse_indices, payload, n, k, exact)
 
 
 def sparse_indices(payload: torch.Tensor, numel: int, k: int, exact: bool = True) -> torch.Tensor:
@@ -96,7 +96,7 @@ def sparse_indices(payload: torch.Tensor, numel: int, k: int, exact: bool = True
     indices = torch.empty(k, dtype=torch.int64)
     found = _sparse_indices(payload.data_ptr(), numel, k, width, exact, indices.data_ptr())
     if found == REFUSED:
-        refused(reference.sparse_indices, payload, numel, k, exact)
+        refused(found, reference.sparse_indices, payload, numel, k, exact)
     return indices[:found]
 
 

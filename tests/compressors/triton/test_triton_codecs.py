@@ -35,7 +35,7 @@ def steps(codec: Compressor, dtype: torch.dtype) -> list[tuple[torch.Tensor, Sta
         done = codec.compress(x, state, context(x, step=step))
         state = done.state
         decoded = codec.decompress(done.payload, context(x, step=step), torch.empty(N, device=DEVICE))
-        kept = {key: value.clone() for key, value in state.items() if key != "spare"}
+        kept = {key: value.clone() for key, value in state.items()}
         results.append((done.payload.clone(), kept, decoded, done.finite))
     return results
 

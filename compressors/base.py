@@ -67,6 +67,9 @@ class Compressor(ABC):
     declared facts below does so with a property or with a plain class attribute of the same name.
     """
 
+    #: how many times as long as the tensor `scratch` may be
+    _scratch_rows = 1
+
     def summable(self, meta: TensorMeta) -> bool:
         """Payloads may be added by a plain all-reduce; they are then floating-point tensors of `wire_dtype`."""
         return False
@@ -141,7 +144,8 @@ class Compressor(ABC):
             out: where to write the payload: 1-D, contiguous, `wire_dtype`, `nbytes` long, starting at a
                 multiple of 8 bytes in its storage.
             scratch: a flat tensor that may be overwritten and may end up in the returned state. It may be
-                `x` itself, when the caller does not need the gradient any more.
+                `x` itself, when the caller does not need the gradient any more. `MomentumCorrection` takes one of
+                twice the length as well, and allocates nothing then.
 
         Raises:
             UsageError: `x`, `out` or `scratch` does not fit `ctx.meta`.
@@ -152,7 +156,8 @@ class Compressor(ABC):
         vector = as_vector(x, meta)
         if meta.numel == 0:
             return Compressed(payload, state, True)
-        return self._compress(vector, state, ctx, payload, None if scratch is None else check_flat(scratch, meta))
+        memory = None if scratch is None else check_flat(scratch, meta, self._scratch_rows)
+        return self._compress(vector, state, ctx, payload, memory)
 
     def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
         """Decode one payload, or the sum of `ctx.meta.summands` payloads.
@@ -242,9 +247,11 @@ def as_vector(x: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
     return x.detach().reshape(-1).contiguous()
 
 
-def check_flat(out: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    """`out` itself, if it is what this package calls flat."""
-    if out.dtype != torch.float32 or out.shape != (meta.numel,) or not out.is_contiguous():
+def check_flat(out: torch.Tensor, meta: TensorMeta, rows: int = 1) -> torch.Tensor:
+    """`out` itself, if it is what this package calls flat; it may be so many times as long."""
+    n = out.numel()
+    fits = out.dim() == 1 and (n == meta.numel or n == rows * meta.numel)
+    if out.dtype != torch.float32 or not fits or not out.is_contiguous():
         raise UsageError(
             f"{meta.name}: out is {out.dtype} {tuple(out.shape)}, expected contiguous float32 ({meta.numel},)"
         )

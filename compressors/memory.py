@@ -73,9 +73,7 @@ def check_wrappable(memory: str, compressor: object) -> None:
         )
 
 
-def check_scratch(scratch: torch.Tensor, *kept: torch.Tensor | None) -> None:
-    """Refuse memory that the old state has: it must stay as it is until the step is applied."""
-    start, stop = scratch.data_ptr(), scratch.data_ptr() + scratch.nbytes
-    for old in kept:
-        if old is not None and old.data_ptr() < stop and start < old.data_ptr() + old.nbytes:
-            raise UsageError("scratch shares memory with the old residual or momentum, which must stay as it is")
+def check_scratch(scratch: torch.Tensor, old: torch.Tensor | None) -> None:
+    """Refuse memory that an entry of the old state has, as long: it must stay as it is until the step is applied."""
+    if old is not None and abs(scratch.data_ptr() - old.data_ptr()) < 4 * scratch.numel():
+        raise UsageError("scratch shares memory with the old residual or momentum, which must stay as it is")

@@ -34,6 +34,8 @@ class MomentumCorrection(Wrapper):
     _: KW_ONLY
     momentum: float = 0.9
 
+    _scratch_rows = 2
+
     def __post_init__(self) -> None:
         check_fraction("momentum", self.momentum)
         check_wrappable("MomentumCorrection", self.compressor)
@@ -50,12 +52,22 @@ class MomentumCorrection(Wrapper):
         self, vector: torch.Tensor, state: State, ctx: Context, payload: torch.Tensor, scratch: torch.Tensor | None
     ) -> Compressed:
         old = state.get(MOMENTUM)
-        momentum = torch.empty(vector.shape, device=vector.device)
-        rest = torch.empty_like(momentum) if scratch is None else scratch
-        check_scratch(rest, state.get(RESIDUAL), old)
+        rest, momentum = _memory(vector, scratch)
+        for fresh in (rest, momentum):
+            check_scratch(fresh, state.get(RESIDUAL))
+            check_scratch(fresh, old)
         kernels.total(kernels.Feed(vector, old, self.momentum, momentum))
         inner = {key: value for key, value in state.items() if key not in (RESIDUAL, MOMENTUM)}
         after, finite = self._encode(kernels.Feed(momentum, state.get(RESIDUAL), 1.0, rest), inner, ctx, payload)
         if finite is not False:
             self._clear(payload, ctx, momentum)
         return settled(payload, state, {**after, RESIDUAL: rest, MOMENTUM: momentum}, finite)
+
+
+def _memory(vector: torch.Tensor, scratch: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """For the new residual and the new momentum: what the caller gave, as far as it goes."""
+    n = vector.numel()
+    if scratch is not None and scratch.numel() == 2 * n:
+        return scratch[:n], scratch[n:]
+    fresh = torch.empty(n, device=vector.device)
+    return (torch.empty_like(fresh) if scratch is None else scratch), fresh

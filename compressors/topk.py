@@ -75,8 +75,9 @@ class TopK(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         if meta.numel == 0:
             return 0
-        values = 4 * self.entries(meta) if self.values is None else self._inner.nbytes(self._inner_meta(meta))
-        return self._values_at(meta) + values
+        k = self.entries(meta)
+        values = 4 * k if self.values is None else self._inner.nbytes(_values_meta(meta.name, k))
+        return kernels.indices_of(meta.numel, k, not self.sampled).nbytes + values
 
     def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
         k, exact = self.entries(ctx.meta), not self.sampled

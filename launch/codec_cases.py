@@ -70,9 +70,11 @@ class Case:
     payload: torch.Tensor
     out: torch.Tensor
 
+    #: where the new state goes: to the gradient's own memory, if that is fp32; and to more where there is a momentum
+    scratch: torch.Tensor
+
     def encode(self) -> Any:
-        scratch = self.grad if self.grad.dtype == torch.float32 else self.out
-        return self.codec.compress(self.grad, self.state, self.ctx, out=self.payload, scratch=scratch)
+        return self.codec.compress(self.grad, self.state, self.ctx, out=self.payload, scratch=self.scratch)
 
     def decode(self) -> None:
         self.codec.decompress_add(self.payload, self.ctx, self.out, 0.5)
@@ -88,7 +90,7 @@ class Case:
 
 
 def cases(numel: int, dtype: torch.dtype, device: str = "cpu") -> Iterator[Case]:
-    """All codecs on one gradient, with the state of two steps before: nothing is allocated any more."""
+    """All codecs on one gradient, with the state of two steps before."""
     generator = torch.Generator().manual_seed(numel)
     source = torch.randn(numel, generator=generator).to(device, dtype)
     for codec in CODECS:
@@ -96,7 +98,9 @@ def cases(numel: int, dtype: torch.dtype, device: str = "cpu") -> Iterator[Case]
         before = codec.compress(torch.randn(numel, generator=generator).to(device), codec.init(ctx.meta), ctx)
         last = codec.compress(torch.randn(numel, generator=generator).to(device), before.state, ctx)
         out = torch.zeros(numel, device=device)
-        yield Case(codec, source, last.state, ctx, source.clone(), last.payload, out)
+        scratch = torch.empty(2 * numel if isinstance(codec, MomentumCorrection) else numel, device=device)
+        grad = scratch[:numel].copy_(source) if dtype == torch.float32 else source.clone()
+        yield Case(codec, source, last.state, ctx, grad, last.payload, out, scratch)
 
 
 def limit(codec: Compressor, meta: TensorMeta) -> float:

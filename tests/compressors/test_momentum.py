@@ -125,6 +125,21 @@ def test_scratch_that_the_old_state_needs_is_refused(entry: str, shift: int) -> 
         wrapped.compress(x, state, context(x, step=1), scratch=memory[shift:])
 
 
+def test_scratch_for_both_entries_is_used() -> None:
+    wrapped, x = MomentumCorrection(TopK(ratio=0.1)), make_values("normal", N, seed=1)
+    state, scratch = wrapped.compress(x, {}, context(x)).state, torch.empty(2 * N)
+    expected = wrapped.compress(x, state, context(x, step=1)).state
+    scratch[:N] = x
+    after = wrapped.compress(scratch[:N], state, context(x, step=1), scratch=scratch).state
+    assert {key: value.data_ptr() for key, value in after.items()} == {
+        "residual": scratch.data_ptr(),
+        "momentum": scratch[N:].data_ptr(),
+    }
+    assert all(torch.equal(after[key], value) for key, value in expected.items())
+    with pytest.raises(UsageError, match=r"expected contiguous float32 \(1000,\)"):
+        wrapped.compress(x, state, context(x, step=1), scratch=torch.empty(2 * N + 1))
+
+
 def test_without_compression_it_is_plain_momentum() -> None:
     wrapped, state, u = MomentumCorrection(NoCompression()), {}, torch.zeros(N)
     for step, x in enumerate(gradients(4)):

@@ -45,7 +45,7 @@ class OneBit(Compressor):
         return 6
 
     def nbytes(self, meta: TensorMeta) -> int:
-        return kernels.SCALE_BYTES * kernels.blocks_of(meta.numel, self._length(meta)) + (meta.numel + 7) // 8
+        return kernels.sign_bytes(meta.numel, self._length(meta))
 
     def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
         return state, kernels.sign_encode(feed, self._length(ctx.meta), _ORDERS[self.scale], payload)

@@ -44,7 +44,7 @@ def findings() -> list[tuple[str, str]]:
 def _kernels() -> str:
     if not native.available():
         return f"plain torch, which is much slower: native ones are {native.why_not()}"
-    return f"native, {native.isa()}" if kernels.native_is_used() else "plain torch, on request"
+    return f"native, {native.isa()}"
 
 
 def _gpu() -> str:

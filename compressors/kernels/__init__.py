@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from . import native, reference
-from .choose import either, form_on, native_is_used, reference_only
+from .choose import either, form_on, reference_only
 from .feed import Feed, Verdict
-from .layout import E4M3, E5M2, INT4, INT8, SCALE_BYTES, Grid, blocks_of, indices_of, levels_bytes, two_bit_bytes
+from .layout import E4M3, E5M2, INT4, INT8, Grid, blocks_of, indices_of, levels_bytes, sign_bytes, two_bit_bytes
 
 __all__ = [
     "E4M3",
@@ -14,7 +14,6 @@ __all__ = [
     "Grid",
     "INT4",
     "INT8",
-    "SCALE_BYTES",
     "Verdict",
     "all_finite",
     "blocks_of",
@@ -30,9 +29,9 @@ __all__ = [
     "levels_bytes",
     "levels_decode_add",
     "levels_encode",
-    "native_is_used",
     "put",
     "reference_only",
+    "sign_bytes",
     "sign_decode_add",
     "sign_encode",
     "sign_pack",

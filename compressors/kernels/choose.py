@@ -14,7 +14,7 @@ import torch
 from . import native
 from .feed import Feed
 
-__all__ = ["either", "form_on", "native_is_used", "reference_only"]
+__all__ = ["either", "form_on", "reference_only"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,11 +24,6 @@ _DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.uint8})
 
 _fast = True
 _native = native.available()
-
-
-def native_is_used() -> bool:
-    """Whether native kernels run where they can."""
-    return _fast and _native
 
 
 def form_on(device: torch.device) -> str:

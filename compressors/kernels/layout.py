@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from ..errors import UsageError
+
 __all__ = [
     "E4M3",
     "E5M2",
@@ -17,6 +19,7 @@ __all__ = [
     "blocks_of",
     "indices_of",
     "levels_bytes",
+    "sign_bytes",
     "two_bit_bytes",
 ]
 
@@ -73,15 +76,32 @@ def blocks_of(numel: int, block: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def levels_bytes(numel: int, block: int, grid: Grid) -> int:
-    """Of scales and levels."""
-    return SCALE_BYTES * blocks_of(numel, block) + blocks_of(numel * grid.bits, 8)
+def sign_bytes(numel: int, block: int) -> int:
+    """Of scales and bits."""
+    return _blocked_bytes(numel, block, SCALE_BYTES, 1)
 
 
 @lru_cache(maxsize=4096)
 def two_bit_bytes(numel: int, block: int) -> int:
-    """Of magnitudes and elements."""
-    return PAIR_BYTES * blocks_of(numel, block) + blocks_of(numel, 4)
+    """Of magnitudes and codes."""
+    return _blocked_bytes(numel, block, PAIR_BYTES, 2)
+
+
+@lru_cache(maxsize=4096)
+def levels_bytes(numel: int, block: int, grid: Grid) -> int:
+    """Of scales and levels."""
+    return _blocked_bytes(numel, block, SCALE_BYTES, grid.bits)
+
+
+def _blocked_bytes(numel: int, block: int, header: int, bits: int) -> int:
+    """Of something per block, and so many bits per element.
+
+    Raises:
+        UsageError: a block would begin within a byte.
+    """
+    if block < 1 or (block * bits % 8 and block < numel):
+        raise UsageError(f"block is {block}, expected a multiple of {max(1, 8 // bits)}, or at least all {numel}")
+    return header * blocks_of(numel, block) + blocks_of(numel * bits, 8)
 
 
 @lru_cache(maxsize=4096)

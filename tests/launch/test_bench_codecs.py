@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gradwire import FP16, ConfigError, ErrorFeedback, Int4, Int8, OneBit, RandomK, TensorMeta, TopK, TwoBit
-from gradwire.compressors import kernels
+from gradwire.compressors.kernels import native
 from gradwire.launch import bench_codecs, cli, codec_cases
 from gradwire.launch.bench_codecs import measure
 from gradwire.launch.bench_table import CODEC_COLUMNS, codec_cells, codecs
@@ -73,7 +73,7 @@ def test_rows_are_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("reference", [False, True])
 def test_it_says_which_kernels_ran(reference: bool) -> None:
     options = cli.command_line().parse_args(["bench", "codecs", "--numel=100", *(["--reference"] if reference else [])])
-    expected = "native" if kernels.native_is_used() and not reference else "reference"
+    expected = "native" if native.available() and not reference else "reference"
     assert {row["kernels"] for row in bench_codecs.rows(options, lambda line: None)} == {expected}
 
 

@@ -6,9 +6,9 @@ import torch
 
 from .. import reference
 from ..feed import Feed
-from ..layout import Grid
+from ..layout import Grid, levels_bytes, two_bit_bytes
 from .entry import entry, refused, threads_for
-from .records import expect, expect_bytes, fields, levels_bytes, two_bit_bytes
+from .records import expect, expect_bytes, fields
 
 __all__ = ["levels_decode_add", "levels_encode", "two_bit_decode_add", "two_bit_encode"]
 

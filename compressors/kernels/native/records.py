@@ -8,21 +8,10 @@ from typing import NoReturn
 import torch
 
 from ...errors import UsageError
-from .. import layout
 from ..feed import Feed
-from ..layout import INT4, SCALE_BYTES, Grid, blocks_of, indices_of
+from ..layout import indices_of
 
-__all__ = [
-    "DTYPES",
-    "expect",
-    "expect_bytes",
-    "fields",
-    "levels_bytes",
-    "misfit",
-    "places",
-    "sign_bytes",
-    "two_bit_bytes",
-]
+__all__ = ["DTYPES", "expect", "expect_bytes", "fields", "misfit", "places"]
 
 _F32 = torch.float32
 #: their numbers in the library
@@ -42,32 +31,6 @@ def fields(feed: Feed) -> tuple[tuple[int, int, int, int, float, int], int]:
             misfit(rest, n)
         new = rest.data_ptr()
     return (x.data_ptr(), old, new, n, decay, DTYPES[x.dtype]), n
-
-
-@lru_cache(maxsize=4096)
-def sign_bytes(n: int, block: int) -> int:
-    """The size of a payload of bits."""
-    if block < 1 or (block % 8 and block < n):
-        raise UsageError(f"block is {block}, expected a multiple of 8, or at least all {n} elements")
-    return SCALE_BYTES * blocks_of(n, block) + (n + 7) // 8
-
-
-@lru_cache(maxsize=4096)
-def levels_bytes(n: int, block: int, grid: Grid) -> int:
-    """The size of a payload of levels."""
-    if block < 1 or (grid is INT4 and block % 2 and block < n):
-        raise UsageError(
-            f"block is {block}, expected at least 1; for int4 an even number, or at least all {n} elements"
-        )
-    return layout.levels_bytes(n, block, grid)
-
-
-@lru_cache(maxsize=4096)
-def two_bit_bytes(n: int, block: int) -> int:
-    """The size of a payload of codes of 2 bits."""
-    if block < 1 or (block % 4 and block < n):
-        raise UsageError(f"block is {block}, expected a multiple of 4, or at least all {n} elements")
-    return layout.two_bit_bytes(n, block)
 
 
 @lru_cache(maxsize=4096)

@@ -6,9 +6,9 @@ import torch
 
 from .. import reference
 from ..feed import Feed
-from ..layout import SCALE_BYTES, blocks_of
+from ..layout import SCALE_BYTES, blocks_of, sign_bytes
 from .entry import entry, refused, threads_for
-from .records import DTYPES, expect, expect_bytes, fields, sign_bytes
+from .records import DTYPES, expect, expect_bytes, fields
 
 __all__ = ["sign_decode_add", "sign_encode", "sign_pack", "sign_unpack_add"]
 

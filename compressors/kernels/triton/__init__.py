@@ -1,9 +1,10 @@
 """The kernels for GPUs, in Triton: as `reference` describes them, for contiguous tensors on one device.
 
-They differ in what nobody waits for. Encoders answer with 0-dim tensors on the device, and decoders, which cannot
-refuse a payload then, make the first element of their output NaN: no byte of it leads out of bounds. Nothing here
-waits for the device, grids follow from shapes alone, and launches go to torch's current stream. Results do not depend
-on the order in which programs run. Memory is taken for a thousandth of the elements, and some 100 KiB.
+They differ in what nobody waits for. Encoders answer with 0-dim tensors on the device (bool, where nothing else is
+said), and decoders, which cannot refuse a payload then, make the first element of their output NaN: no byte of it leads
+out of bounds. Nothing here waits for the device, grids follow from shapes alone, and launches go to torch's current
+stream. Results do not depend on the order in which programs run. Memory is taken for a thousandth of the elements, and
+some 100 KiB.
 
 Left to `reference`: `sparse_indices` and `sparse_merge`, whose results have a size that depends on the data.
 """

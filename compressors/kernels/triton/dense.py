@@ -14,24 +14,21 @@ __all__ = ["all_finite", "cast_decode_add", "cast_encode", "copy", "settle", "se
 
 
 def all_finite(x: torch.Tensor) -> torch.Tensor:
-    """Whether `x` (any floating dtype, not empty) holds neither NaN nor inf: bool, 0-dim."""
+    """As the reference."""
     finite = finite_flag(x)
     launch_over(x.numel(), _check, x, finite, x.numel())
     return finite
 
 
 def copy(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """`out = x`, which may be in another dtype; whether `x` is finite: bool, 0-dim."""
+    """As the reference."""
     finite = finite_flag(x)
     launch_over(x.numel(), _copy, x, out, finite, x.numel())
     return finite
 
 
 def total(feed: Feed) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x + decay * residual` in fp32, in `feed.rest` if that is given; and whether it is finite: bool, 0-dim.
-
-    Without residual and rest, the sum is `x` itself if that is in fp32.
-    """
+    """As the reference. Without residual and rest, the sum is `x` itself if that is in fp32."""
     if feed.rest is not None:
         return feed.rest, settle(feed)[1]
     x = feed.x
@@ -66,16 +63,7 @@ def unsettled_rest(feed: Feed) -> torch.Tensor | None:
 
 
 def cast_encode(feed: Feed, divisor: float, out: torch.Tensor) -> torch.Tensor:
-    """`out = x / divisor` in out's dtype; magnitudes of x beyond its range saturate.
-
-    Args:
-        feed: x stands for its sum with the residual.
-        divisor: a power of two.
-        out: fp16 or bf16.
-
-    Returns:
-        How many saturated; -1 if the sum is not finite: int64, 0-dim.
-    """
+    """As the reference: how many saturated, or -1, int64."""
     x, residual, decay, rest = feed
     count = torch.zeros((), dtype=torch.int64, device=x.device)
     limit = torch.finfo(out.dtype).max
@@ -84,7 +72,7 @@ def cast_encode(feed: Feed, divisor: float, out: torch.Tensor) -> torch.Tensor:
 
 
 def cast_decode_add(values: torch.Tensor, out: torch.Tensor, weight: float) -> None:
-    """`out += weight * values`, whatever floating dtype the values have; the product is formed in fp32."""
+    """As the reference."""
     launch_over(out.numel(), _cast_add, values, out, out.numel(), weight)
 
 

@@ -17,11 +17,7 @@ __all__ = ["draw", "draw_decode_add", "draw_encode"]
 
 
 def draw(numel: int, k: int, seed: int, device: torch.device) -> torch.Tensor:
-    """One place in each of `k` runs that cover [0, numel), ascending (int64); as `reference.draw`.
-
-    Raises:
-        UsageError: k is not 1 to `numel`, or so small that a run has 2^31 elements; or the seed has more than 64 bits.
-    """
+    """As the reference, errors included; so do the others here."""
     reference.check_draw(numel, k, seed)
     places = torch.empty(k, dtype=torch.int64, device=device)
     launch_over(k, _list, places, numel, k, signed(seed))
@@ -29,14 +25,7 @@ def draw(numel: int, k: int, seed: int, device: torch.device) -> torch.Tensor:
 
 
 def draw_encode(feed: Feed, k: int, seed: int, out: torch.Tensor) -> torch.Tensor:
-    """`out` = the elements at the places that `draw` gives, where `feed.rest` has zeros.
-
-    Returns:
-        Whether the feed's sum is finite: bool, 0-dim.
-
-    Raises:
-        UsageError: as `draw`.
-    """
+    """As the reference."""
     n = feed.x.numel()
     reference.check_draw(n, k, seed)
     (x, residual, decay, rest), finite = settle(feed)
@@ -45,11 +34,7 @@ def draw_encode(feed: Feed, k: int, seed: int, out: torch.Tensor) -> torch.Tenso
 
 
 def draw_decode_add(values: torch.Tensor, seed: int, scaled: bool, out: torch.Tensor, weight: float) -> None:
-    """`out += weight * value` at the places that `draw` gives for as many; scaled: also times its run's length.
-
-    Raises:
-        UsageError: as `draw`.
-    """
+    """As the reference."""
     n, k = out.numel(), values.numel()
     reference.check_draw(n, k, seed)
     launch_over(k, _add, values, out, weight, n, k, signed(seed), SCALED=scaled)

@@ -16,25 +16,13 @@ from .launching import finite_flag
 from .philox import signed, uniform
 from .scales import Rule, measure, scale_of, statistic
 from .source import feed_at, note_spoilt
-from .tiles import Tiles, acceptable, checked, decode_check, sections, tile, tiles_of
+from .tiles import Tiles, acceptable, add_to, decode_check, sections, tile, tiles_of
 
 __all__ = ["levels_decode_add", "levels_encode"]
 
 
 def levels_encode(feed: Feed, grid: Grid, block: int, seed: int | None, payload: torch.Tensor) -> torch.Tensor:
-    """Scales, the largest magnitude / `grid.most` of each block; then the levels nearest to element / scale.
-
-    Args:
-        feed: what is encoded.
-        grid: the levels. Integers are two's complement; of two in a byte the first is in the lowest bits.
-        block: elements per scale; for four bits even, or at least all.
-        seed: round at random and unbiased, element i by number i of `philox.uniform`; None: to nearest even.
-            Integers only.
-        payload: bytes.
-
-    Returns:
-        Whether the feed's sum is finite: bool, 0-dim.
-    """
+    """As the reference."""
     x, residual, decay, rest = feed
     tiles, finite, rule = _tiles(x.numel(), block, grid), finite_flag(x), _rule(grid)
     scales, levels = sections(payload, tiles)
@@ -48,10 +36,7 @@ def levels_encode(feed: Feed, grid: Grid, block: int, seed: int | None, payload:
 
 
 def levels_decode_add(payload: torch.Tensor, grid: Grid, block: int, out: torch.Tensor, weight: float) -> None:
-    """`out += weight * scale * level`. All codes of floats are finite, also those that elsewhere mean inf and NaN.
-
-    Where a scale is negative, infinite or NaN, its block becomes NaN, and so does `out[0]`.
-    """
+    """As the reference; where a scale is negative, infinite or NaN, its block becomes NaN, and so does `out[0]`."""
     tiles = _tiles(out.numel(), block, grid)
     scales, levels = sections(payload, tiles)
     alone = decode_check(tiles, scales, out)
@@ -132,4 +117,4 @@ def _decode(
     scale = tl.load(scales + rows, mask=rows < blocks, other=0.0)
     factor = (tl.where(acceptable(scale), scale, float("nan")) * weight)[:, None, None]
     added = value_of(load_codes(levels, starts, there, at, mask, GRID), GRID) * factor
-    tl.store(out + at, tl.load(out + at, mask=mask, other=0.0) + checked(added, at, scale, ALONE), mask=mask)
+    add_to(out, at, mask, added, scale, ALONE)

@@ -10,7 +10,7 @@ from ..feed import Feed
 from .launching import finite_flag
 from .scales import Rule, measure, scale_of, statistic
 from .source import feed_at, note_spoilt, read
-from .tiles import acceptable, checked, decode_check, sections, tile, tiles_of
+from .tiles import acceptable, add_to, decode_check, sections, tile, tiles_of
 
 __all__ = ["sign_decode_add", "sign_encode", "sign_pack", "sign_unpack_add"]
 
@@ -18,18 +18,7 @@ _OCTET = 8
 
 
 def sign_encode(feed: Feed, block: int, order: int, payload: torch.Tensor) -> torch.Tensor:
-    """Scales, then one bit per element, 1 where it is >= 0; the unused bits of the last byte are 0.
-
-    Args:
-        feed: what is encoded.
-        block: elements per scale, a multiple of 8 or at least all.
-        order: 1 for mean magnitudes, 2 for root mean squares; 0 where that is not above FLT_MIN. Sums are formed in
-            another order than the reference's: a scale may differ in its last place.
-        payload: bytes.
-
-    Returns:
-        Whether the feed's sum is finite: bool, 0-dim.
-    """
+    """As the reference. Sums are formed in another order: a scale may differ in its last place."""
     x, residual, decay, rest = feed
     tiles, finite, rule = tiles_of(x.numel(), block, _OCTET), finite_flag(x), Rule(order)
     scales, bits = sections(payload, tiles)
@@ -41,10 +30,7 @@ def sign_encode(feed: Feed, block: int, order: int, payload: torch.Tensor) -> to
 
 
 def sign_decode_add(payload: torch.Tensor, block: int, out: torch.Tensor, weight: float) -> None:
-    """`out += weight * scale` where the bit is 1, `-weight * scale` where it is 0.
-
-    Where a scale is negative, infinite or NaN, its block becomes NaN, and so does `out[0]`.
-    """
+    """As the reference; where a scale is negative, infinite or NaN, its block becomes NaN, and so does `out[0]`."""
     tiles = tiles_of(out.numel(), block, _OCTET)
     scales, bits = sections(payload, tiles)
     alone = decode_check(tiles, scales, out)
@@ -126,8 +112,7 @@ def _decode(
     octets = tl.load(bits + starts // 8, mask=there, other=0).to(tl.int32)
     size = (known * weight)[:, None, None]
     positive = (octets[:, :, None] >> tl.arange(0, 8)[None, None, :] & 1) != 0
-    added = checked(tl.where(positive, size, -size), at, scale, ALONE)
-    tl.store(out + at, tl.load(out + at, mask=mask, other=0.0) + added, mask=mask)
+    add_to(out, at, mask, tl.where(positive, size, -size), scale, ALONE)
 
 
 @triton.jit

@@ -21,26 +21,17 @@ _ADD, _PUT, _CLEAR = range(3)
 
 
 def put(values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, exact: bool = True) -> None:
-    """Replace the elements of `out` whose places a payload of `top_k_encode` has, by `values`.
-
-    Other payloads do as in `sparse_add`.
-    """
+    """As the reference; other payloads do as in `sparse_add`."""
     _visit(values, payload, values.numel(), out, 0.0, exact, _PUT)
 
 
 def clear(payload: torch.Tensor, k: int, out: torch.Tensor, exact: bool = True) -> None:
-    """Zero the elements of `out` whose places a payload of `top_k_encode` has.
-
-    Other payloads do as in `sparse_add`.
-    """
+    """As the reference; other payloads do as in `sparse_add`."""
     _visit(None, payload, k, out, 0.0, exact, _CLEAR)
 
 
 def sparse_decode_add(payload: torch.Tensor, k: int, out: torch.Tensor, weight: float, exact: bool = True) -> None:
-    """`out += weight * value` at the places that the payload has, with fp32 values behind them.
-
-    Other payloads do as in `sparse_add`.
-    """
+    """As the reference; other payloads do as in `sparse_add`."""
     values = payload[indices_of(out.numel(), k, exact).nbytes :].view(torch.float32)
     sparse_add(values, payload, out, weight, exact)
 
@@ -48,11 +39,7 @@ def sparse_decode_add(payload: torch.Tensor, k: int, out: torch.Tensor, weight: 
 def sparse_add(
     values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, weight: float, exact: bool = True
 ) -> None:
-    """The same with values from elsewhere: as many, flat.
-
-    `out[0]` becomes NaN, and other elements may have anything added, if counts do not add up to k (not `exact`: to k
-    at most), or the indices do not ascend within their chunks and [0, numel).
-    """
+    """As the reference; where it raises an error, `out[0]` becomes NaN, and others may have anything added."""
     _visit(values, payload, values.numel(), out, weight, exact, _ADD)
 
 

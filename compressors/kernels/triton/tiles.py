@@ -11,7 +11,7 @@ import triton.language as tl
 from ..layout import SCALE_BYTES, blocks_of
 from .launching import TILE, launch
 
-__all__ = ["Tiles", "acceptable", "checked", "decode_check", "sections", "tile", "tiles_of"]
+__all__ = ["Tiles", "acceptable", "add_to", "decode_check", "sections", "tile", "tiles_of"]
 
 #: the longest block that one program holds
 _WIDEST = 8192
@@ -75,7 +75,7 @@ def decode_check(tiles: Tiles, scales: torch.Tensor, out: torch.Tensor) -> bool:
     """`out[0]` becomes NaN, and stays so whatever is added, if a scale is negative, infinite or NaN.
 
     Returns:
-        True if that is left to the decoder, a single program: see `checked`.
+        True if that is left to the decoder, a single program: see `add_to`.
     """
     if tiles.programs == 1:
         return True
@@ -109,12 +109,14 @@ def acceptable(scales: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def checked(added: tl.tensor, at: tl.tensor, scales: tl.tensor, ALONE: tl.constexpr) -> tl.tensor:
-    """What is added to a tile; NaN for the first of all elements, if this program has all scales and one is bad."""
+def add_to(
+    out: tl.tensor, at: tl.tensor, mask: tl.tensor, added: tl.tensor, scales: tl.tensor, ALONE: tl.constexpr
+) -> None:
+    """Add to a tile; NaN to the first of all elements, if this program has all scales and one is bad."""
     if ALONE:
         bad = tl.min(acceptable(scales).to(tl.int32), axis=0) == 0
         added = tl.where((at == 0) & bad, float("nan"), added)
-    return added
+    tl.store(out + at, tl.load(out + at, mask=mask, other=0.0) + added, mask=mask)
 
 
 @triton.jit

@@ -45,21 +45,7 @@ _SPANS = {8: _Span(4080, 255, 1), 16: _Span(3855, 256, 17), 32: _Span(4096, 256,
 def top_k_encode(
     feed: Feed, k: int, payload: torch.Tensor, values: torch.Tensor | None = None, exact: bool = True
 ) -> torch.Tensor:
-    """The places of the k largest magnitudes, and their values; among equals the lowest index wins.
-
-    Args:
-        feed: what is encoded; 1 <= k <= its length.
-        k: how many.
-        payload: bytes: the places, then the values.
-        values: None: they go to the payload as fp32, and `feed.rest` has zeros there. Else they go here (flat), the
-            payload's section for them is left alone, and `feed.rest` has them too: `put` what an encoder of theirs
-            leaves out.
-        exact: False: those that reach a magnitude which samples tell (`reference.select.sampled`), k at most. Offsets
-            and values that are left over are 0.
-
-    Returns:
-        Whether the feed's sum is finite: bool, 0-dim.
-    """
+    """As the reference."""
     n = feed.x.numel()
     form = indices_of(n, k, exact)
     span = _SPANS[form.width]

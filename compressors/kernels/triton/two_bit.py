@@ -11,7 +11,7 @@ from ..layout import PAIR_BYTES
 from .launching import finite_flag, launch
 from .scales import PARTS, Rule, measure, scale_of, statistic
 from .source import feed_at, note_spoilt
-from .tiles import Tiles, acceptable, checked, decode_check, tile, tiles_of
+from .tiles import Tiles, acceptable, add_to, decode_check, tile, tiles_of
 
 __all__ = ["two_bit_decode_add", "two_bit_encode"]
 
@@ -21,20 +21,9 @@ _MEAN = Rule(1, least=0.0)
 
 
 def two_bit_encode(feed: Feed, block: int, payload: torch.Tensor) -> torch.Tensor:
-    """Per block two magnitudes, then per element its sign and which of them stands for it.
+    """As the reference. Sums are formed in another order.
 
-    What is smaller in magnitude than the mean of its block decodes to the mean of all that are, and so does what is
-    not: one step of Lloyd's iteration. Magnitudes at or below FLT_MIN are 0. Sums are formed in another order than
-    the reference's: means may differ in their last place, and what lies between the two may count among the others.
-
-    Args:
-        feed: what is encoded.
-        block: elements per pair of magnitudes, a multiple of 4 or at least all.
-        payload: bytes. An element's lower bit is 1 where it is >= 0, the higher one where its magnitude is the second
-            of the block; the first element is in the lowest bits of the first byte, and unused bits are 0.
-
-    Returns:
-        Whether the feed's sum is finite: bool, 0-dim.
+    So means may differ in their last place, and what lies between the two may count among the others.
     """
     x, residual, decay, rest = feed
     tiles, finite = tiles_of(x.numel(), block, _QUARTET), finite_flag(x)
@@ -45,9 +34,8 @@ def two_bit_encode(feed: Feed, block: int, payload: torch.Tensor) -> torch.Tenso
 
 
 def two_bit_decode_add(payload: torch.Tensor, block: int, out: torch.Tensor, weight: float) -> None:
-    """`out += weight * ±magnitude`.
-
-    Where a magnitude is negative, infinite or NaN, what it stands for becomes NaN, and so does `out[0]`.
+    """As the reference; where a magnitude is negative, infinite or NaN, what it stands for becomes NaN, and so does
+    `out[0]`.
     """
     tiles = tiles_of(out.numel(), block, _QUARTET)
     magnitudes, codes = _sections(payload, tiles)
@@ -199,5 +187,5 @@ def _decode(
     octets = tl.load(codes + starts // 4, mask=there, other=0).to(tl.int32)
     code = octets[:, :, None] >> 2 * tl.arange(0, 4)[None, None, :] & 3
     size = tl.where(code >= 2, high_size, low_size)
-    added = checked(tl.where((code & 1) != 0, size, -size), at, tl.where(acceptable(low), high, low), ALONE)
-    tl.store(out + at, tl.load(out + at, mask=mask, other=0.0) + added, mask=mask)
+    added = tl.where((code & 1) != 0, size, -size)
+    add_to(out, at, mask, added, tl.where(acceptable(low), high, low), ALONE)

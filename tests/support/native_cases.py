@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,10 @@ _entries = native.entry._loaded.entries
 _TESTED_GRAIN, _GRAIN = 1, 1 << 20
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: an encoder, given what it is fed with and what it writes to
+Encode = Callable[[Feed, torch.Tensor], object]
+#: rests of so many elements are written past the cache
+LONG = (1 << 20) + 77
 VALUES = ("normal", "heavy", "constant", "zeros", "few", "ties", "bits", "tiny", "huge")
 SIZES = st.integers(1, 5000) | st.sampled_from([16_384, 65_534, 65_535, 65_536, 65_537, 131_071, 200_001])
 
@@ -132,3 +136,28 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
         return a is b
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.view(words), b.view(words))
+
+
+def some_bytes(n: int) -> torch.Tensor:
+    return torch.full((n,), 77, dtype=torch.uint8)
+
+
+def means_agree(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """But for the last place; of FLT_MIN and its neighbour the former is sent as 0."""
+    low, high = torch.minimum(mine, theirs), torch.maximum(mine, theirs)
+    near = high.view(torch.int32) - low.view(torch.int32) <= 1
+    return bool((near | ((low == 0) & (high.view(torch.int32) == 0x00800001))).all())
+
+
+def check_encoder(case: Fed, out: torch.Tensor, slow: Encode, fast: Encode) -> None:
+    """Both encode to memory like `out`; result, what was written, and rest must agree; nothing else may change."""
+    feeds, outs = (case.feed(), case.feed()), (out.clone(), out.clone())
+    expected = slow(feeds[0], outs[0])
+    with running(case.isa):
+        result = fast(feeds[1], outs[1])
+    assert result == expected
+    if expected is not False and expected != -1:
+        assert same_bits(outs[1], outs[0])
+        assert same_bits(feeds[1].rest, feeds[0].rest)
+    assert case.rest == "x" or same_bits(feeds[1].x, case.x)
+    assert same_bits(feeds[1].residual, case.residual)

@@ -15,7 +15,7 @@ import torch
 from gradwire.compressors.kernels import Feed
 from hypothesis import settings
 from hypothesis import strategies as st
-from support.native_cases import DTYPES, VALUES, same_bits, values
+from support.native_cases import DTYPES, VALUES, means_agree, same_bits, some_bytes, values
 
 if importlib.util.find_spec("triton") is None:
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -37,6 +37,7 @@ __all__ = [
     "fed",
     "few",
     "kernels",
+    "means_agree",
     "same",
     "some_bytes",
     "there",
@@ -97,10 +98,6 @@ def fed(draw: st.DrawFn) -> Case:
         spoilt[draw(st.integers(0, n - 1))] = draw(st.sampled_from([NAN, INF, -INF]))
     rest = draw(st.sampled_from(["none", "own", "x"] if dtype is torch.float32 else ["none", "own"]))
     return Case(x.to(dtype), residual, draw(st.sampled_from([1.0, 0.9])), rest)
-
-
-def some_bytes(n: int) -> torch.Tensor:
-    return torch.full((n,), 77, dtype=torch.uint8)
 
 
 def there(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,9 +13,10 @@ from gradwire.compressors.kernels import (
     blocks_of,
     levels_bytes,
     reference,
+    sign_bytes,
     two_bit_bytes,
 )
-from gradwire.compressors.kernels.layout import PAIR_BYTES
+from gradwire.compressors.kernels.layout import PAIR_BYTES, SCALE_BYTES
 from hypothesis import given
 from hypothesis import strategies as st
 from support.triton_cases import (
@@ -26,6 +27,7 @@ from support.triton_cases import (
     fed,
     few,
     kernels,
+    means_agree,
     same,
     some_bytes,
     there,
@@ -41,19 +43,13 @@ SEEDS = st.none() | st.integers(0, 2**64 - 1)
 LONG = 9001
 
 
-def means_agree(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """But for the last place; of FLT_MIN and its neighbour the former is sent as 0."""
-    low, high = torch.minimum(mine, theirs), torch.maximum(mine, theirs)
-    near = high.view(torch.int32) - low.view(torch.int32) <= 1
-    return bool((near | ((low == 0) & (high.view(torch.int32) == 0x00800001))).all())
-
-
-def check_sign(case: Case, block: int, order: int) -> None:
-    at = 4 * blocks_of(case.n, block)
-    theirs, feed = some_bytes(at + (case.n + 7) // 8), case.feed(DEVICE)
+def check_means(case: Case, kind: str, at: int, nbytes: int, *options: int) -> None:
+    """Payloads that begin with means, up to `at`: the rest of them agrees, and both decode what is sent alike."""
+    encode, decode = (getattr(reference, f"{kind}_{what}") for what in ("encode", "decode_add"))
+    theirs, feed = some_bytes(nbytes), case.feed(DEVICE)
     payload = there(theirs)
-    expected = reference.sign_encode(case.feed(), block, order, theirs)
-    assert bool(kernels.sign_encode(feed, block, order, payload)) == expected
+    expected = encode(case.feed(), *options, theirs)
+    assert bool(getattr(kernels, f"{kind}_encode")(feed, *options, payload)) == expected
     assert unchanged(feed, case)
     if not expected:
         return
@@ -62,11 +58,16 @@ def check_sign(case: Case, block: int, order: int) -> None:
     assert same(mine[at:], theirs[at:])
     (left, _), out = reference.total(case.feed()), values("normal", case.n, 5)
     added = there(out)
-    reference.sign_decode_add(mine, block, left, -1.0)
+    decode(mine, options[0], left, -1.0)
     assert feed.rest is None or same(feed.rest, left)
-    reference.sign_decode_add(mine, block, out, 0.3)
-    kernels.sign_decode_add(payload, block, added, 0.3)
+    decode(mine, options[0], out, 0.3)
+    getattr(kernels, f"{kind}_decode_add")(payload, options[0], added, 0.3)
     assert same(added, out)
+
+
+def check_sign(case: Case, block: int, order: int) -> None:
+    at = SCALE_BYTES * blocks_of(case.n, block)
+    check_means(case, "sign", at, sign_bytes(case.n, block), block, order)
 
 
 def check_levels(case: Case, grid: Grid, block: int, seed: int | None) -> None:
@@ -82,23 +83,7 @@ def check_levels(case: Case, grid: Grid, block: int, seed: int | None) -> None:
 
 def check_two_bit(case: Case, block: int) -> None:
     at = PAIR_BYTES * blocks_of(case.n, block)
-    theirs, feed = some_bytes(two_bit_bytes(case.n, block)), case.feed(DEVICE)
-    payload = there(theirs)
-    expected = reference.two_bit_encode(case.feed(), block, theirs)
-    assert bool(kernels.two_bit_encode(feed, block, payload)) == expected
-    assert unchanged(feed, case)
-    if not expected:
-        return
-    mine = payload.cpu()
-    assert means_agree(mine[:at].view(torch.float32), theirs[:at].view(torch.float32))
-    assert same(mine[at:], theirs[at:])
-    (left, _), out = reference.total(case.feed()), values("normal", case.n, 5)
-    added = there(out)
-    reference.two_bit_decode_add(mine, block, left, -1.0)
-    assert feed.rest is None or same(feed.rest, left)
-    reference.two_bit_decode_add(mine, block, out, 0.3)
-    kernels.two_bit_decode_add(payload, block, added, 0.3)
-    assert same(added, out)
+    check_means(case, "two_bit", at, two_bit_bytes(case.n, block), block)
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -17,7 +17,7 @@ enum Isa { PLAIN = 0, AVX2 = 1, AVX512 = 2 };
 enum Grid { INT8 = 0, INT4 = 1, E4M3 = 2, E5M2 = 3 };
 
 // What the entry points return; encoders of the casts return a count instead of DONE.
-enum Status { DONE = 0, NOT_FINITE = -1, REFUSED = -2, NO_MEMORY = -3, SHARED = -4 };
+enum Status { DONE = 0, NOT_FINITE = -1, REFUSED = -2, NO_MEMORY = -3, OVERLAP = -4 };
 
 // |p| as a bit pattern orders like |p|; from here on it is infinite, or no number.
 constexpr uint32_t INFINITE = 0x7f800000u;

@@ -102,13 +102,10 @@ struct Where {
 };
 
 // Where places were checked, and are read again, nothing may be written.
-bool share(const void* a, int64_t bytes, const float* out, int64_t n) {
-    const uintptr_t first = reinterpret_cast<uintptr_t>(a), to = reinterpret_cast<uintptr_t>(out);
-    return first < to + uintptr_t(4 * n) && to < first + uintptr_t(bytes);
-}
-bool share(const Where& w, const float* out) {
+bool overlap(const Where& w, const float* out) {
     const int64_t chunks = w.width == 4 ? 0 : blocks_in(w.n, chunk_of(w.width));
-    return share(w.payload, (chunks + w.k) * w.width, out, w.n);
+    const uintptr_t places = reinterpret_cast<uintptr_t>(w.payload), to = reinterpret_cast<uintptr_t>(out);
+    return places < to + uintptr_t(4 * w.n) && to < places + uintptr_t((chunks + w.k) * w.width);
 }
 
 template <class Offset, class Touch, class Entry>
@@ -134,7 +131,7 @@ struct SparseAdd {
 };
 GW_API int64_t gw_sparse_add(const SparseAdd& a) {
     float* const out = a.out;
-    if (share(a.where, out)) return SHARED;
+    if (overlap(a.where, out)) return OVERLAP;
     return read_places(
         a.where, a.threads, [=](int64_t place) { __builtin_prefetch(out + place, 1); },
         [=, &a](int64_t number, int64_t place) { out[place] += a.weight * get<float>(a.values, number); });
@@ -162,7 +159,7 @@ struct Put {
     float* out;
 };
 GW_API int64_t gw_put(const Put& a) {
-    if (share(a.where, a.out)) return SHARED;
+    if (overlap(a.where, a.out)) return OVERLAP;
     return read_places(
         a.where, 1, [&](int64_t place) { __builtin_prefetch(a.out + place, 1); },
         [&](int64_t number, int64_t place) { a.out[place] = a.values ? a.values[number] : 0.0f; });

@@ -185,12 +185,13 @@ def test_another_failure_shows_the_last_line_of_its_log(machine: Machine) -> Non
     assert "deepspeed failed: ERROR: wheel is odd" in machine.refusal(FAIL="deepspeed", TEXT="ERROR: wheel is odd")
 
 
-def test_set_up_goes_on_without_horovod_and_tries_it_again_next_time(machine: Machine) -> None:
-    answer = machine.set_up(FAIL="horovod==0.28.1", TEXT="      Could NOT find CUDAToolkit")
+@pytest.mark.parametrize(("package", "step"), [("horovod==0.28.1", "horovod"), ("triton==3.9.0", "triton")])
+def test_set_up_goes_on_without_some_and_tries_them_again_next_time(machine: Machine, package: str, step: str) -> None:
+    answer = machine.set_up(FAIL=package, TEXT="      Could NOT find CUDAToolkit")
     assert answer.returncode == 0, answer.stderr
-    assert "warning: horovod could not be built" in answer.stderr
+    assert f"warning: {step} could not be installed" in answer.stderr
     assert "will not run. Could NOT find CUDAToolkit Log: " in answer.stderr
-    assert machine.stamps == STEPS - {"horovod"}
+    assert machine.stamps == STEPS - {step}
     assert machine.set_up().returncode == 0
     assert machine.stamps == STEPS
 

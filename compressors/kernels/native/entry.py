@@ -14,7 +14,7 @@ __all__ = ["REFUSED", "available", "done", "entry", "isa", "refused", "threads_f
 
 #: fewer elements are not worth a second thread
 _FEW = 1 << 21
-REFUSED, _NO_MEMORY, _SHARED = -2, -3, -4
+REFUSED, _NO_MEMORY, _OVERLAP = -2, -3, -4
 
 _loaded = load()
 
@@ -57,7 +57,7 @@ def done(status: int) -> bool:
 
 def refused(status: int, reference_function: Callable[..., object], payload: torch.Tensor, *args: object) -> NoReturn:
     """Raise what the reference finds wrong with a payload; it writes nothing, as the library did not."""
-    if status == _SHARED:
+    if status == _OVERLAP:
         raise UsageError("the payload and what is written to share memory; give one of them memory of its own")
     reference_function(payload.clone(), *args)  # at an address that it can take
     raise AssertionError(f"the native form of {reference_function.__name__} refused what the reference accepts")

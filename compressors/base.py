@@ -218,7 +218,13 @@ class Compressor(ABC):
         length = self.nbytes(meta) // dtype.itemsize
         if out is None:
             return torch.empty(length, dtype=dtype, device=device)
-        if out.dtype != dtype or out.shape != (length,) or not out.is_contiguous() or not _is_aligned(out):
+        if (
+            out.numel() != length
+            or out.dtype != dtype
+            or out.dim() != 1
+            or not out.is_contiguous()
+            or not _is_aligned(out)
+        ):
             raise UsageError(
                 f"{meta.name}: out is {out.dtype} {tuple(out.shape)} at byte {_first_byte(out)} of its storage, "
                 f"the payload needs contiguous {dtype} ({length},) at a multiple of {ALIGNMENT} bytes"
@@ -273,4 +279,4 @@ def _first_byte(tensor: torch.Tensor) -> int:
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:
-    return tensor.dtype != torch.uint8 or _first_byte(tensor) % ALIGNMENT == 0
+    return tensor.storage_offset() % ALIGNMENT == 0 or tensor.dtype != torch.uint8

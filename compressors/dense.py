@@ -99,7 +99,18 @@ class Cast(Compressor):
         return float(1 << (meta.summands - 1).bit_length())
 
     def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
-        saturated = kernels.cast_encode(feed, self._divisor(ctx.meta), payload.view(self.dtype))
+        return self.counted(state, kernels.cast_encode(feed, self._divisor(ctx.meta), payload.view(self.dtype)))
+
+    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        kernels.cast_decode_add(payload.view(self.dtype), out, weight * self._divisor(ctx.meta))
+
+    @property
+    def coding(self) -> kernels.Coding:
+        """How `TopK` writes values with this."""
+        return kernels.Coding(self.dtype)
+
+    def counted(self, state: State, saturated: int | torch.Tensor) -> Encoded:
+        """What an encoder returns if so many values saturated; -1: the input was not finite."""
         before = state.get("saturated")
         if isinstance(saturated, torch.Tensor):  # nobody waits for a device
             count = saturated.clamp(min=0)
@@ -109,9 +120,6 @@ class Cast(Compressor):
         if before is not None and saturated == 0:
             return state, True
         return {**state, "saturated": torch.tensor(saturated) if before is None else before + saturated}, True
-
-    def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
-        kernels.cast_decode_add(payload.view(self.dtype), out, weight * self._divisor(ctx.meta))
 
 
 @dataclass(frozen=True, kw_only=True)

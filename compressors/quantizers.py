@@ -31,12 +31,17 @@ class Quantizer(Compressor):
     def nbytes(self, meta: TensorMeta) -> int:
         return kernels.levels_bytes(meta.numel, self.block, self.grid)
 
-    def _seed(self, ctx: Context) -> int | None:
+    @property
+    def coding(self) -> kernels.Coding:
+        """How `TopK` writes values with this; a seed is missing where rounding is random."""
+        return kernels.Coding(self.grid, self.block)
+
+    def seed(self, ctx: Context) -> int | None:
         """What random rounding draws by; None: to the nearest level."""
         return None
 
     def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
-        return state, kernels.levels_encode(feed, self.grid, self.block, self._seed(ctx), payload)
+        return state, kernels.levels_encode(feed, self.grid, self.block, self.seed(ctx), payload)
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.levels_decode_add(payload, self.grid, self.block, out, weight)
@@ -62,7 +67,7 @@ class _Integers(Quantizer):
     def wants_memory(self) -> bool:
         return not self.stochastic if self.error_feedback is None else self.error_feedback
 
-    def _seed(self, ctx: Context) -> int | None:
+    def seed(self, ctx: Context) -> int | None:
         return derive(ctx.seed, ctx.meta.name, ctx.step, ctx.rank) if self.stochastic else None
 
 
@@ -157,6 +162,11 @@ class TwoBit(Compressor):
     @property
     def codec_id(self) -> int:
         return 10
+
+    @property
+    def coding(self) -> kernels.Coding:
+        """How `TopK` writes values with this."""
+        return kernels.Coding(None, self.block)
 
     def nbytes(self, meta: TensorMeta) -> int:
         return kernels.two_bit_bytes(meta.numel, self.block)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
-import numpy as np
 import torch
 
 from . import kernels
@@ -16,8 +15,6 @@ from .options import check_flag, check_fraction, count
 from .quantizers import Quantizer, TwoBit
 
 __all__ = ["TopK"]
-
-_RAW = NoCompression()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,66 +64,46 @@ class TopK(Compressor):
 
     @property
     def counters(self) -> frozenset[str]:
-        return self._inner.counters
+        return self.values.counters if isinstance(self.values, Compressor) else frozenset()
 
     def entries(self, meta: TensorMeta) -> int:
         return count(self.ratio, meta.numel)
 
     def nbytes(self, meta: TensorMeta) -> int:
-        if meta.numel == 0:
-            return 0
-        k = self.entries(meta)
-        values = 4 * k if self.values is None else self._inner.nbytes(_values_meta(meta.name, k))
-        return kernels.indices_of(meta.numel, k, not self.sampled).nbytes + values
+        nbytes = self._sizes.get(meta.numel)
+        return self._size(meta.numel) if nbytes is None else nbytes
 
     def _encode(self, feed: kernels.Feed, state: State, ctx: Context, payload: torch.Tensor) -> Encoded:
-        k, exact = self.entries(ctx.meta), not self.sampled
-        if self.values is None:
-            return state, kernels.top_k_encode(feed, k, payload, None, exact)
-        values = torch.empty(k, device=payload.device)
-        finite = kernels.top_k_encode(feed, k, payload, values, exact)
-        if finite is False:
-            return state, False
-        inner = kernels.Feed(values, rest=None if feed.rest is None else values)
-        section = payload[self._values_at(ctx.meta) :]
-        after, _ = self._inner._encode(inner, state, self._inner_context(ctx), section)
-        if feed.rest is not None:
-            kernels.put(values, payload, feed.rest, exact)
-        return after, finite
+        k, exact, codec, coding = count(self.ratio, ctx.meta.numel), not self.sampled, self.values, self._coding
+        if coding is None:
+            return state, kernels.top_k_encode(feed, k, payload, exact)
+        if isinstance(codec, Quantizer) and (seed := codec.seed(ctx)) is not None:
+            coding = coding._replace(seed=seed)
+        saturated = kernels.coded_encode(feed, k, payload, coding, exact)
+        return codec.counted(state, saturated) if isinstance(codec, Cast) else (state, saturated >= 0)
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
-        k, exact = self.entries(ctx.meta), not self.sampled
-        if self.values is None:
+        k, exact, coding = count(self.ratio, ctx.meta.numel), not self.sampled, self._coding
+        if coding is None:
             kernels.sparse_decode_add(payload, k, out, weight, exact)
-            return
-        values = _zeros(k, out.device)
-        self._inner._decode_add(payload[self._values_at(ctx.meta) :], self._inner_context(ctx), values, 1.0)
-        kernels.sparse_add(values, payload, out, weight, exact)
+        else:
+            kernels.coded_decode_add(payload, k, coding, out, weight, exact)
 
     def _clear(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor) -> None:
         kernels.clear(payload, self.entries(ctx.meta), out, not self.sampled)
 
-    def _values_at(self, meta: TensorMeta) -> int:
-        """Where the values begin."""
-        return kernels.indices_of(meta.numel, self.entries(meta), not self.sampled).nbytes
+    def _size(self, numel: int) -> int:
+        k = count(self.ratio, numel)
+        values = 4 * k if self._coding is None else self._coding.nbytes(k)
+        nbytes = kernels.indices_of(numel, k, not self.sampled).nbytes + values if numel else 0
+        return self._sizes.setdefault(numel, nbytes)
 
-    @property
-    def _inner(self) -> Compressor:
-        """The codec of the values."""
-        return self.values if isinstance(self.values, Compressor) else _RAW
+    @cached_property
+    def _sizes(self) -> dict[int, int]:
+        """Of payloads, by the number of elements: asked for in every call."""
+        return {}
 
-    def _inner_meta(self, meta: TensorMeta) -> TensorMeta:
-        return _values_meta(meta.name, self.entries(meta))
-
-    def _inner_context(self, ctx: Context) -> Context:
-        return Context(meta=self._inner_meta(ctx.meta), step=ctx.step, rank=ctx.rank, seed=ctx.seed)
-
-
-def _zeros(k: int, device: torch.device) -> torch.Tensor:
-    """Not by torch's threads on a CPU: these go on spinning for a while, where those of the kernels want to run."""
-    return torch.from_numpy(np.zeros(k, dtype=np.float32)) if device.type == "cpu" else torch.zeros(k, device=device)
-
-
-@lru_cache(maxsize=4096)
-def _values_meta(name: str, k: int) -> TensorMeta:
-    return TensorMeta(name=name, shape=(k,), dtype=torch.float32)
+    @cached_property
+    def _coding(self) -> kernels.Coding | None:
+        """Of the values; None: fp32."""
+        return self.values.coding if isinstance(self.values, Cast | Quantizer | TwoBit) else None

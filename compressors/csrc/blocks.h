@@ -36,6 +36,26 @@ void each_piece(Span block, const Piece& piece) {
 // What all threads read while one of them writes to its stack must not lie in a line of the cache with that stack.
 constexpr size_t LINE = 64;
 
+// A tensor as encoders of blocks see it. They take each block in up to three passes: in the first p may not be in place
+// yet, the last one writes what is left of it. Each calls pass(input, begin, count) for pieces.
+struct Whole {
+    const Input before, after;
+
+    Whole(const Input& in, int64_t block) : before(in.first_of_two(block)), after(in.second_of_two(block)) {}
+    template <class Pass>
+    void first(Span block, const Pass& pass) const {
+        each_piece(block, [&](int64_t begin, int64_t count, int64_t) { pass(before, begin, count); });
+    }
+    template <class Pass>
+    void again(Span block, const Pass& pass) const {
+        each_piece(block, [&](int64_t begin, int64_t count, int64_t) { pass(after, begin, count); });
+    }
+    template <class Pass>
+    void last(Span block, const Pass& pass) const {
+        again(block, pass);
+    }
+};
+
 // Encodes block after block, several at a time; where blocks are too few for that, with all threads within a block.
 // False as soon as one is not finite.
 template <class Encoder>
@@ -67,15 +87,21 @@ inline bool acceptable(const uint8_t* scales, int64_t count) {
     return fine;
 }
 
-// Calls add(begin, count, index) for runs that lie within a block and begin at multiples of 8, if blocks do.
+// Calls add(begin, count, index) for the parts of a range that lie within a block.
 template <class Add>
-void decode_blocks(int64_t block, const Target& to, const Add& add) {
+void each_block(Span range, int64_t block, const Add& add) {
+    for (int64_t i = range.begin, stop; i < range.begin + range.count; i = stop) {
+        const int64_t b = i / block;
+        stop = std::min(range.begin + range.count, (b + 1) * block);
+        add(i, stop - i, b);
+    }
+}
+
+// Calls add(range) for parts of what a decoder adds to, in several threads. They begin with a byte of any payload.
+template <class Add>
+void over_target(const Target& to, const Add& add) {
     over_parts(to.n, 4096, workers_for(to.n, to.threads), [&](int64_t begin, int64_t count) {
-        for (int64_t i = begin, stop; i < begin + count; i = stop) {
-            const int64_t b = i / block;
-            stop = std::min(begin + count, (b + 1) * block);
-            add(i, stop - i, b);
-        }
+        add(Span{begin, count});
     });
 }
 

@@ -92,9 +92,8 @@ struct Emission {
     uint32_t threshold;
     int64_t ties;
     int width;  // bytes of an offset; 4 has no chunks and no counts
-    uint8_t *counts, *offsets, *values;
-    bool keep;     // rest keeps what was chosen
-    int64_t room;  // for so many entries
+    uint8_t *counts, *offsets, *values;  // values null: none are written, and rest keeps them
+    int64_t room;                        // for so many entries
 };
 
 // Magnitudes below a limit and those that reach it: their sums, and how many reach it.
@@ -147,7 +146,9 @@ struct Form {
     uint32_t (*histogram)(const Input&, int64_t begin, int64_t count, Level, uint64_t* digits);
     // Where the input is in place; or has no rest. Returns how many entries it wrote.
     int64_t (*emit)(const Input&, int64_t begin, int64_t count, Emission);
-    // The same of any input, with no quota of ties; and rest = p, but 0 at what was chosen. `peak`: the largest |p|.
+    // The p at some places.
+    void (*pick)(const Input&, const int64_t* places, int64_t count, float* out);
+    // As `emit`, of any input, with no quota of ties; and rest = p, but 0 at what was chosen. `peak`: the largest |p|.
     int64_t (*emit_settling)(const Input&, int64_t begin, int64_t count, Emission, uint32_t* peak);
 
     void (*sign_add)(const uint8_t* bits, int64_t count, float weight, float* out);

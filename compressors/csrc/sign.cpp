@@ -98,9 +98,10 @@ struct SignUnpackAdd {
 // With scales of any kind, at any address.
 GW_API int64_t gw_sign_unpack_add(const SignUnpackAdd& a) {
     const Form& form = active();
-    decode_blocks(a.block, a.to, [&](int64_t begin, int64_t count, int64_t block) {
+    const auto add = [&](int64_t begin, int64_t count, int64_t block) {
         form.sign_add(a.bits + begin / 8, count, get<float>(a.scales, block) * a.to.weight, a.to.out + begin);
-    });
+    };
+    over_target(a.to, [&](Span range) { each_block(range, a.block, add); });
     return DONE;
 }
 

@@ -54,4 +54,21 @@ struct Selection {
     std::unique_ptr<uint8_t[]> scratch_;
 };
 
+// Where places go, and values, if any are written.
+struct SparsePayload {
+    uint8_t *counts, *offsets, *values;
+    int64_t k;
+    int width;  // bytes of an offset
+
+    SparsePayload(uint8_t* payload, uint8_t* values, int64_t n, int64_t k, int width);
+    // For entries from that number on, whose elements begin there.
+    Emission from(int64_t number, int64_t begin, uint32_t threshold, int64_t ties) const;
+    // Zeros behind so many entries.
+    void fill(int64_t entries) const;
+};
+
+// Writes the k largest, or as many as samples tell of. Returns how many there are, or what was wrong. The selection's
+// input is what is to be read afterwards.
+int64_t encode_top_k(Selection& selection, const SparsePayload& to, bool exact);
+
 }  // namespace gw

@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
+
 from ..errors import UsageError
 
 __all__ = [
+    "Coding",
     "E4M3",
     "E5M2",
     "Grid",
@@ -73,6 +76,26 @@ class Indices(NamedTuple):
 def blocks_of(numel: int, block: int) -> int:
     """How many blocks there are; the last one may be shorter."""
     return -(-numel // block)
+
+
+class Coding(NamedTuple):
+    """How the values of some elements are written.
+
+    Attributes:
+        to: they are cast to fp16 or bf16; or rounded to a grid's levels; or None: two bits each.
+        block: as the encoders of `levels` and `two_bit` have it.
+        seed: as that of `levels`.
+    """
+
+    to: torch.dtype | Grid | None
+    block: int = 1
+    seed: int | None = None
+
+    def nbytes(self, k: int) -> int:
+        """Of so many."""
+        if self.to is None:
+            return two_bit_bytes(k, self.block)
+        return levels_bytes(k, self.block, self.to) if isinstance(self.to, Grid) else k * self.to.itemsize
 
 
 @lru_cache(maxsize=4096)

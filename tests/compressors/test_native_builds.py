@@ -32,7 +32,7 @@ def test_no_kernel_reads_or_writes_beyond_its_memory_or_relies_on_undefined_beha
     preload = [run(GXX, f"-print-file-name={name}").strip() for name in ("libasan.so", "libubsan.so")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not unlucky"]
-        + [str(TESTS / f"test_native_{kind}.py") for kind in ("encoders", "selection", "decoders", "fuzz")],
+        + [str(TESTS / f"test_native_{kind}.py") for kind in ("encoders", "selection", "coded", "decoders", "fuzz")],
         env=os.environ
         | {
             "GRADWIRE_KERNELS": str(library),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gradwire import ConfigError, UsageError
 from gradwire.compressors import kernels
-from gradwire.compressors.kernels import INT4, INT8, Feed, indices_of, native, reference
+from gradwire.compressors.kernels import INT4, INT8, Coding, Feed, indices_of, native, reference
 from gradwire.compressors.kernels.native.library import ISAS, load
 from support.native_cases import FORMS, needs_native, running
 
@@ -110,8 +110,13 @@ def test_without_native_kernels_the_package_works_all_the_same() -> None:
 UNFIT: dict[str, Callable[[], object]] = {
     "a short payload of bits": lambda: native.sign_encode(Feed(X), 8, 1, SHORT),
     "a short payload of levels": lambda: native.levels_encode(Feed(X), INT8, 8, None, SHORT),
-    "a short payload of places": lambda: native.top_k_encode(Feed(X), 5, SHORT, None),
-    "short values": lambda: native.top_k_encode(Feed(X), 5, BYTES, X),
+    "a short payload of places": lambda: native.top_k_encode(Feed(X), 5, SHORT),
+    "a short payload of coded values": lambda: native.coded_encode(Feed(X), 50, SHORT, Coding(INT8, 8)),
+    "a short payload of coded values to add": lambda: native.coded_decode_add(
+        SHORT, 50, Coding(torch.float16), X.clone(), 1.0
+    ),
+    "a short out for coded values": lambda: native.coded_decode_add(BYTES, 101, Coding(None, 8), X.clone(), 1.0),
+    "a block of values that ends within a byte": lambda: native.coded_encode(Feed(X), 50, BYTES, Coding(INT4, 9)),
     "another type of payload": lambda: native.sign_encode(Feed(X), 8, 1, torch.zeros(1000)),
     "a short out": lambda: native.copy(X, X[:50]),
     "a short out of another type": lambda: native.copy(X, X[:50].half()),
@@ -127,7 +132,7 @@ UNFIT: dict[str, Callable[[], object]] = {
     "a block that ends within a byte": lambda: native.sign_encode(Feed(X), 12, 1, BYTES),
     "a block that ends within a byte of two": lambda: native.levels_encode(Feed(X), INT4, 9, None, BYTES),
     "a block that ends within a byte of four": lambda: native.two_bit_encode(Feed(X), 6, BYTES),
-    "no entries": lambda: native.top_k_encode(Feed(X), 0, BYTES, None),
+    "no entries": lambda: native.top_k_encode(Feed(X), 0, BYTES),
     "more entries than elements": lambda: native.sparse_decode_add(BYTES, 101, X.clone(), 1.0),
     "short scales": lambda: native.sign_unpack_add(BYTES, X[:5], 8, X.clone(), 1.0),
     "short bits": lambda: native.sign_pack(X, SHORT),
@@ -139,7 +144,6 @@ UNFIT: dict[str, Callable[[], object]] = {
     "indices of another type": lambda: native.sparse_merge(X[:1].int(), X[:1], X[:1].long(), X[:1]),
     "fewer values than indices": lambda: native.sparse_merge(X[:2].long(), X[:1], X[:1].long(), X[:1]),
     "a short payload to clear": lambda: native.clear(SHORT, 50, X.clone()),
-    "short values to put": lambda: native.put(X[:3], BYTES[:2], X.clone()),
 }
 
 

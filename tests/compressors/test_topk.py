@@ -23,7 +23,7 @@ def naive_top_k(x: torch.Tensor, k: int) -> torch.Tensor:
 def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
     """The places that an encoder writes, read again."""
     payload = torch.empty(kernels.indices_of(x.numel(), k).nbytes + 4 * k, dtype=torch.uint8)
-    assert kernels.top_k_encode(kernels.Feed(x), k, payload, None)
+    assert kernels.top_k_encode(kernels.Feed(x), k, payload)
     return kernels.sparse_indices(payload, x.numel(), k)
 
 

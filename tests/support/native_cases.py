@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from gradwire import PayloadError
 from gradwire.compressors.kernels import Feed, native
 from gradwire.compressors.kernels.native.library import ISAS
 from hypothesis import strategies as st
@@ -19,8 +20,9 @@ _entries = native.entry._loaded.entries
 _TESTED_GRAIN, _GRAIN = 1, 1 << 20
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: an encoder, given what it is fed with and what it writes to
+#: an encoder, given what it is fed with and what it writes to; a decoder, given what it adds to
 Encode = Callable[[Feed, torch.Tensor], object]
+Decode = Callable[[torch.Tensor], None]
 #: rests of so many elements are written past the cache
 LONG = (1 << 20) + 77
 VALUES = ("normal", "heavy", "constant", "zeros", "few", "ties", "bits", "tiny", "huge")
@@ -161,3 +163,23 @@ def check_encoder(case: Fed, out: torch.Tensor, slow: Encode, fast: Encode) -> N
         assert same_bits(feeds[1].rest, feeds[0].rest)
     assert case.rest == "x" or same_bits(feeds[1].x, case.x)
     assert same_bits(feeds[1].residual, case.residual)
+
+
+def check_decoder(isa: str, out: torch.Tensor, slow: Decode, fast: Decode) -> bool:
+    """Both decode to memory like `out`, and agree; or both refuse, and leave it alone. Whether they accepted."""
+    expected, result = out.clone(), shifted(out, 1)
+    with running(isa):
+        refusals = [_refusal(slow, expected), _refusal(fast, result)]
+    assert refusals[0] == refusals[1]
+    if refusals[0] is not None:
+        assert same_bits(result, out)
+    assert same_bits(result.nan_to_num(), expected.nan_to_num())
+    return refusals[0] is None
+
+
+def _refusal(decode: Decode, out: torch.Tensor) -> str | None:
+    try:
+        decode(out)
+    except PayloadError as error:
+        return str(error)
+    return None

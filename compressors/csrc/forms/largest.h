@@ -101,7 +101,7 @@ struct Writer {
             const int lane = __builtin_ctz(hits);
             while (first + lane >= end) next_chunk();
             put(offsets, Offset(first + lane - base));
-            put(values, all[lane]);
+            if (values) put(values, all[lane]);
             ++count;
         }
     }
@@ -146,7 +146,7 @@ GW_INLINE int64_t emit_as(const S& p, float* rest, int64_t begin, int64_t count,
         hits = within(hits, room);
         room -= __builtin_popcount(hits);
         writer.write(v, i, hits);
-        if (rest && !e.keep) store(rest + i, without(v, hits), lanes);
+        if (rest && e.values) store(rest + i, without(v, hits), lanes);
     });
     writer.finish(begin + count);
     return e.room - room;
@@ -156,6 +156,13 @@ static int64_t emit(const Input& in, int64_t begin, int64_t count, Emission e) {
         if (e.width == 1) return emit_as<uint8_t>(p, in.rest, begin, count, e);
         if (e.width == 2) return emit_as<uint16_t>(p, in.rest, begin, count, e);
         return emit_as<uint32_t>(p, in.rest, begin, count, e);
+    });
+}
+
+static void pick(const Input& in, const int64_t* places, int64_t count, float* out) {
+    with_source(in, [&](auto p) {
+        for (int64_t j = 0; j < count; ++j) p.prefetch(places[j], 0);
+        for (int64_t j = 0; j < count; ++j) out[j] = p.one(places[j]);
     });
 }
 
@@ -174,7 +181,7 @@ GW_INLINE int64_t emit_settling_as(const S& p, const Input& in, int64_t begin, i
             hits = within(hits, room);
             room -= __builtin_popcount(hits);
             writer.write(v, i, hits);
-            if (!e.keep) v = without(v, hits);
+            if (e.values) v = without(v, hits);
         }
         rest.put(i, v, lanes);
     });

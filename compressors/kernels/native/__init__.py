@@ -7,12 +7,13 @@ thread.
 
 from __future__ import annotations
 
+from .coded import coded_decode_add, coded_encode
 from .dense import all_finite, cast_decode_add, cast_encode, copy, total
 from .draw import draw, draw_decode_add, draw_encode
 from .entry import available, isa, why_not
 from .levels import levels_decode_add, levels_encode, two_bit_decode_add, two_bit_encode
 from .sign import sign_decode_add, sign_encode, sign_pack, sign_unpack_add
-from .sparse import clear, put, sparse_add, sparse_decode_add, sparse_indices, sparse_merge, top_k_encode
+from .sparse import clear, sparse_decode_add, sparse_indices, sparse_merge, top_k_encode
 
 __all__ = [
     "all_finite",
@@ -20,6 +21,8 @@ __all__ = [
     "cast_decode_add",
     "cast_encode",
     "clear",
+    "coded_decode_add",
+    "coded_encode",
     "copy",
     "draw",
     "draw_decode_add",
@@ -27,12 +30,10 @@ __all__ = [
     "isa",
     "levels_decode_add",
     "levels_encode",
-    "put",
     "sign_decode_add",
     "sign_encode",
     "sign_pack",
     "sign_unpack_add",
-    "sparse_add",
     "sparse_decode_add",
     "sparse_indices",
     "sparse_merge",

@@ -27,15 +27,15 @@ __all__ = ["ISAS", "Loaded", "load"]
 ISAS = ("plain", "avx2", "avx512")
 
 #: of csrc/dispatch.cpp; another one has other entry points
-_INTERFACE = 2
+_INTERFACE = 3
 
 _REMEDY = (
     "With a C++17 compiler in place (g++ or clang++), pip install --force-reinstall --no-deps --no-binary gradwire "
     "gradwire builds it; in a checkout, pip install -e ."
 )
 
-#: x, residual, rest, n, decay, dtype; out, n, weight, threads; and payload, n, k, width, exact
-_FEED, _TARGET, _WHERE = "PPPqfi", "Pqfi", "Pqqii"
+#: x, residual, rest, n, decay, dtype; out, n, weight, threads; and payload, n, k, width, exact; how values are coded
+_FEED, _TARGET, _WHERE, _CODING = "PPPqfi", "Pqfi", "Pqqii", "qQiii"
 #: entry points, and what their records are packed of, as `struct` writes it; see csrc/entry.h
 _RECORDS = {
     "all_finite": "Pqii",
@@ -51,9 +51,11 @@ _RECORDS = {
     "levels_decode_add": "Pq" + _TARGET + "i",
     "two_bit_encode": _FEED + "qPi",
     "two_bit_decode_add": "Pq" + _TARGET,
-    "top_k_encode": _FEED + "qPPiiii",
-    "put": _WHERE + "PP",
-    "sparse_add": _WHERE + "PPfi",
+    "top_k_encode": _FEED + "qPPiii",
+    "coded_encode": _FEED + _WHERE + "PPi" + _CODING,
+    "coded_decode_add": _WHERE + "PPfi" + _CODING,
+    "clear": _WHERE + "P",
+    "sparse_decode_add": _WHERE + "PPfi",
     "sparse_indices": _WHERE + "P",
     "sparse_merge": "PPqPPqPP",
     "draw": "qqQP",

@@ -10,44 +10,21 @@ from ..feed import Feed
 from .entry import REFUSED, done, entry, refused, threads_for
 from .records import expect, expect_bytes, fields, places
 
-__all__ = ["clear", "put", "sparse_add", "sparse_decode_add", "sparse_indices", "sparse_merge", "top_k_encode"]
+__all__ = ["clear", "sparse_decode_add", "sparse_indices", "sparse_merge", "top_k_encode"]
 
-_put = entry("put")
-_sparse_add = entry("sparse_add")
+_clear = entry("clear")
+_sparse_decode_add = entry("sparse_decode_add")
 _sparse_indices = entry("sparse_indices")
 _sparse_merge = entry("sparse_merge")
 _top_k_encode = entry("top_k_encode")
 
 
-def top_k_encode(
-    feed: Feed,
-    k: int,
-    payload: torch.Tensor,
-    values: torch.Tensor | None = None,
-    exact: bool = True,
-    threads: int | None = None,
-) -> bool:
+def top_k_encode(feed: Feed, k: int, payload: torch.Tensor, exact: bool = True, threads: int | None = None) -> bool:
     what, n = fields(feed)
     width, nbytes = places(n, k, exact)
+    expect_bytes(payload, nbytes + 4 * k)
     where = payload.data_ptr()
-    if values is None:
-        expect_bytes(payload, nbytes + 4 * k)
-        status = _top_k_encode(*what, k, where, where + nbytes, width, False, exact, threads or threads_for(n))
-    else:
-        expect_bytes(payload, nbytes)
-        expect(values, k)
-        status = _top_k_encode(*what, k, where, values.data_ptr(), width, True, exact, threads or threads_for(n))
-    return done(status)
-
-
-def put(values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, exact: bool = True) -> None:
-    n, k = out.numel(), values.numel()
-    width, nbytes = places(n, k, exact)
-    expect(out, n)
-    expect(values, k)
-    expect_bytes(payload, nbytes)
-    if status := _put(payload.data_ptr(), n, k, width, exact, values.data_ptr(), out.data_ptr()):
-        refused(status, reference.sparse_indices, payload, n, k, exact)
+    return done(_top_k_encode(*what, k, where, where + nbytes, width, exact, threads or threads_for(n)))
 
 
 def clear(payload: torch.Tensor, k: int, out: torch.Tensor, exact: bool = True) -> None:
@@ -55,7 +32,7 @@ def clear(payload: torch.Tensor, k: int, out: torch.Tensor, exact: bool = True) 
     width, nbytes = places(n, k, exact)
     expect(out, n)
     expect_bytes(payload, nbytes)
-    if status := _put(payload.data_ptr(), n, k, width, exact, 0, out.data_ptr()):
+    if status := _clear(payload.data_ptr(), n, k, width, exact, out.data_ptr()):
         refused(status, reference.sparse_indices, payload, n, k, exact)
 
 
@@ -68,26 +45,8 @@ def sparse_decode_add(
     expect_bytes(payload, nbytes + 4 * k)
     where = payload.data_ptr()
     to = where + nbytes, out.data_ptr(), weight, threads or threads_for(n)
-    if status := _sparse_add(where, n, k, width, exact, *to):
+    if status := _sparse_decode_add(where, n, k, width, exact, *to):
         refused(status, reference.sparse_decode_add, payload, k, out, weight, exact)
-
-
-def sparse_add(
-    values: torch.Tensor,
-    payload: torch.Tensor,
-    out: torch.Tensor,
-    weight: float,
-    exact: bool = True,
-    threads: int | None = None,
-) -> None:
-    n, k = out.numel(), values.numel()
-    width, nbytes = places(n, k, exact)
-    expect(out, n)
-    expect(values, k)
-    expect_bytes(payload, nbytes)
-    to = values.data_ptr(), out.data_ptr(), weight, threads or threads_for(n)
-    if status := _sparse_add(payload.data_ptr(), n, k, width, exact, *to):
-        refused(status, reference.sparse_indices, payload, n, k, exact)
 
 
 def sparse_indices(payload: torch.Tensor, numel: int, k: int, exact: bool = True) -> torch.Tensor:

@@ -6,11 +6,12 @@ outputs are written in place, so that each signature can be filled by a function
 
 from __future__ import annotations
 
+from .coded import coded_decode_add, coded_encode
 from .dense import all_finite, cast_decode_add, cast_encode, copy, total
 from .draw import check_draw, draw, draw_decode_add, draw_encode
 from .levels import levels_decode_add, levels_encode
 from .sign import sign_decode_add, sign_encode, sign_pack, sign_unpack_add
-from .sparse import clear, put, sparse_add, sparse_decode_add, sparse_indices, sparse_merge, top_k_encode
+from .sparse import clear, sparse_decode_add, sparse_indices, sparse_merge, top_k_encode
 from .two_bit import two_bit_decode_add, two_bit_encode
 
 __all__ = [
@@ -19,18 +20,18 @@ __all__ = [
     "cast_encode",
     "check_draw",
     "clear",
+    "coded_decode_add",
+    "coded_encode",
     "copy",
     "draw",
     "draw_decode_add",
     "draw_encode",
     "levels_decode_add",
     "levels_encode",
-    "put",
     "sign_decode_add",
     "sign_encode",
     "sign_pack",
     "sign_unpack_add",
-    "sparse_add",
     "sparse_decode_add",
     "sparse_indices",
     "sparse_merge",

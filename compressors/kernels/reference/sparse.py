@@ -10,31 +10,18 @@ from ..layout import Indices, indices_of
 from .dense import total
 from .select import sampled, top_k
 
-__all__ = [
-    "clear",
-    "put",
-    "sparse_add",
-    "sparse_decode_add",
-    "sparse_indices",
-    "sparse_merge",
-    "top_k_encode",
-]
+__all__ = ["clear", "sparse_decode_add", "sparse_indices", "sparse_merge", "top_k_encode"]
 
 _DTYPES = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 
 
-def top_k_encode(
-    feed: Feed, k: int, payload: torch.Tensor, values: torch.Tensor | None = None, exact: bool = True
-) -> bool:
+def top_k_encode(feed: Feed, k: int, payload: torch.Tensor, exact: bool = True) -> bool:
     """The places of the k largest magnitudes, and their values; among equals the lowest index wins.
 
     Args:
-        feed: what is encoded; 1 <= k <= its length.
+        feed: what is encoded; 1 <= k <= its length. `feed.rest` has zeros at those places.
         k: how many.
-        payload: bytes: the places, then the values.
-        values: None: they go to the payload as fp32, and `feed.rest` has zeros there. Else they go here (flat), the
-            payload's section for them is left alone, and `feed.rest` has them too: `put` what an encoder of theirs
-            leaves out.
+        payload: bytes: the places, then the values as fp32.
         exact: False: those that reach a magnitude which samples tell (`select.sampled`), k at most. Offsets and values
             that are left over are 0.
 
@@ -47,22 +34,12 @@ def top_k_encode(
     form = indices_of(flat.numel(), k, exact)
     indices = top_k(flat, k) if exact else sampled(flat, k)
     _write(indices, form, payload[: form.nbytes])
-    sent = payload[form.nbytes :].view(torch.float32) if values is None else values
+    sent = payload[form.nbytes :].view(torch.float32)
     sent[: indices.numel()] = flat[indices]
     sent[indices.numel() :] = 0
-    if feed.rest is not None and values is None:
+    if feed.rest is not None:
         feed.rest[indices] = 0
     return True
-
-
-def put(values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, exact: bool = True) -> None:
-    """Replace the elements of `out` whose places a payload of `top_k_encode` has, by `values`.
-
-    Raises:
-        PayloadError: as `sparse_indices`; nothing was replaced.
-    """
-    indices = sparse_indices(payload, out.numel(), values.numel(), exact)
-    out[indices] = values[: indices.numel()]
 
 
 def clear(payload: torch.Tensor, k: int, out: torch.Tensor, exact: bool = True) -> None:
@@ -81,14 +58,7 @@ def sparse_decode_add(payload: torch.Tensor, k: int, out: torch.Tensor, weight: 
         PayloadError: as `sparse_indices`; nothing was added.
     """
     values = payload[indices_of(out.numel(), k, exact).nbytes :].view(torch.float32)
-    sparse_add(values, payload, out, weight, exact)
-
-
-def sparse_add(
-    values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, weight: float, exact: bool = True
-) -> None:
-    """The same with values from elsewhere: as many, flat."""
-    indices = sparse_indices(payload, out.numel(), values.numel(), exact)
+    indices = sparse_indices(payload, out.numel(), k, exact)
     out.index_add_(0, indices, values[: indices.numel()] * weight)
 
 

@@ -11,11 +11,12 @@ Left to `reference`: `sparse_indices` and `sparse_merge`, whose results have a s
 
 from __future__ import annotations
 
+from .coded import coded_decode_add, coded_encode
 from .dense import all_finite, cast_decode_add, cast_encode, copy, total
 from .draw import draw, draw_decode_add, draw_encode
 from .levels import levels_decode_add, levels_encode
 from .sign import sign_decode_add, sign_encode, sign_pack, sign_unpack_add
-from .sparse import clear, put, sparse_add, sparse_decode_add
+from .sparse import clear, sparse_decode_add
 from .top_k import top_k_encode
 from .two_bit import two_bit_decode_add, two_bit_encode
 
@@ -24,18 +25,18 @@ __all__ = [
     "cast_decode_add",
     "cast_encode",
     "clear",
+    "coded_decode_add",
+    "coded_encode",
     "copy",
     "draw",
     "draw_decode_add",
     "draw_encode",
     "levels_decode_add",
     "levels_encode",
-    "put",
     "sign_decode_add",
     "sign_encode",
     "sign_pack",
     "sign_unpack_add",
-    "sparse_add",
     "sparse_decode_add",
     "top_k_encode",
     "total",

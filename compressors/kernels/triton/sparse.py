@@ -1,4 +1,4 @@
-"""Reading places from payloads: entries that are added, put or cleared there."""
+"""Reading places from payloads: entries that are added or cleared there."""
 
 from __future__ import annotations
 
@@ -11,36 +11,23 @@ from .launching import launch
 from .prefix import accumulate
 from .top_k import places
 
-__all__ = ["clear", "put", "sparse_add", "sparse_decode_add"]
+__all__ = ["clear", "sparse_decode_add"]
 
 #: how the entries of a program are read: chunks, and entries of each at a time
 _SHAPES = {8: (64, 16), 16: (1, 1024), 32: (1, 1024)}
 #: chunks that are counted at a time
 _COUNTED = 4096
-_ADD, _PUT, _CLEAR = range(3)
-
-
-def put(values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, exact: bool = True) -> None:
-    """As the reference; other payloads do as in `sparse_add`."""
-    _visit(values, payload, values.numel(), out, 0.0, exact, _PUT)
 
 
 def clear(payload: torch.Tensor, k: int, out: torch.Tensor, exact: bool = True) -> None:
-    """As the reference; other payloads do as in `sparse_add`."""
-    _visit(None, payload, k, out, 0.0, exact, _CLEAR)
+    """As the reference; other payloads do as in `sparse_decode_add`."""
+    _visit(None, payload, k, out, 0.0, exact)
 
 
 def sparse_decode_add(payload: torch.Tensor, k: int, out: torch.Tensor, weight: float, exact: bool = True) -> None:
-    """As the reference; other payloads do as in `sparse_add`."""
-    values = payload[indices_of(out.numel(), k, exact).nbytes :].view(torch.float32)
-    sparse_add(values, payload, out, weight, exact)
-
-
-def sparse_add(
-    values: torch.Tensor, payload: torch.Tensor, out: torch.Tensor, weight: float, exact: bool = True
-) -> None:
     """As the reference; where it raises an error, `out[0]` becomes NaN, and others may have anything added."""
-    _visit(values, payload, values.numel(), out, weight, exact, _ADD)
+    values = payload[indices_of(out.numel(), k, exact).nbytes :].view(torch.float32)
+    _visit(values, payload, k, out, weight, exact)
 
 
 def _visit(
@@ -50,8 +37,8 @@ def _visit(
     out: torch.Tensor,
     weight: float,
     exact: bool,
-    what: int,
 ) -> None:
+    """Add values, or put zeros where they would go."""
     n = out.numel()
     form = indices_of(n, k, exact)
     counts, offsets = places(payload, form, k)
@@ -63,7 +50,7 @@ def _visit(
     if form.chunks:
         _sum_counts(counts, state, groups, form, rows)
     numbers = (groups + 1, form.chunks, form.chunk, n, k, weight)
-    launch(_read, groups, counts, offsets, values, out, state, *numbers, WHAT=what, **shape)
+    launch(_read, groups, counts, offsets, values, out, state, *numbers, **shape)
     launch(_mark, 1, out, state, groups, k, CHUNKED=form.chunks > 0, EXACT=exact)
 
 
@@ -112,15 +99,12 @@ def _apply(
     place: tl.tensor,
     mask: tl.tensor,
     weight: tl.tensor,
-    WHAT: tl.constexpr,
 ) -> None:
-    if WHAT == 2:
+    if values is None:
         tl.store(out + place, 0.0, mask=mask)
     else:
-        v = tl.load(values + number, mask=mask, other=0.0)
-        if WHAT == 0:
-            v = tl.load(out + place, mask=mask, other=0.0) + v * weight
-        tl.store(out + place, v, mask=mask)
+        v = tl.load(values + number, mask=mask, other=0.0) * weight
+        tl.store(out + place, tl.load(out + place, mask=mask, other=0.0) + v, mask=mask)
 
 
 @triton.jit(do_not_specialize=["flag", "chunks", "length", "k"])
@@ -137,7 +121,6 @@ def _read(
     k: tl.tensor,
     weight: tl.tensor,
     WIDTH: tl.constexpr,
-    WHAT: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ) -> None:
@@ -161,7 +144,7 @@ def _read(
         fine = (offset < room) & ((offset > last) | (follows == 0))
         wrong = tl.max(tl.max((mask & (fine == 0)).to(tl.int32), axis=1), axis=0)
         tl.store(state + flag, 1, mask=wrong != 0)
-        _apply(values, out, number, base[:, None] + offset, mask & fine, weight, WHAT)
+        _apply(values, out, number, base[:, None] + offset, mask & fine, weight)
 
 
 @triton.jit(do_not_specialize=["groups", "k"])

@@ -42,21 +42,19 @@ class _Span(NamedTuple):
 _SPANS = {8: _Span(4080, 255, 1), 16: _Span(3855, 256, 17), 32: _Span(4096, 256, 1)}
 
 
-def top_k_encode(
-    feed: Feed, k: int, payload: torch.Tensor, values: torch.Tensor | None = None, exact: bool = True
-) -> torch.Tensor:
+def top_k_encode(feed: Feed, k: int, payload: torch.Tensor, exact: bool = True) -> torch.Tensor:
     """As the reference."""
     n = feed.x.numel()
     form = indices_of(n, k, exact)
     span = _SPANS[form.width]
-    keep, sent = values is not None, payload[form.nbytes :].view(torch.float32) if values is None else values
+    sent = payload[form.nbytes :].view(torch.float32)
     (x, residual, decay, rest), state, before, finite = _select(feed, k, exact, span)
     # what fills up the places, or all that may be left over
     payload[form.nbytes - 4 if exact else 0 : form.nbytes].zero_()
     if not exact:
         sent.zero_()
     length = before.shape[1]
-    where = (*places(payload, form, k), sent, None if keep else rest)
+    where = (*places(payload, form, k), sent, rest)
     shape = _shape(span) | {"WIDTH": form.width, "CHUNK": span.chunk}
     launch(_emit, length - 1, x, residual, decay, state, before, *where, length, form.chunks, n, k, **shape)
     return finite

@@ -105,15 +105,10 @@ def test_magnitudes_of_two_bits(bad: float) -> None:
 
 
 def readers(k: int, exact: bool) -> list[tuple[Decode, Decode]]:
-    sent = values("normal", k, 4)
     return [
         (
             lambda payload, out: reference.sparse_decode_add(payload, k, out, 0.5, exact),
             lambda payload, out: kernels.sparse_decode_add(payload, k, out, 0.5, exact),
-        ),
-        (
-            lambda payload, out: reference.put(sent, payload, out, exact),
-            lambda payload, out: kernels.put(sent.to(payload.device), payload, out, exact),
         ),
         (
             lambda payload, out: reference.clear(payload, k, out, exact),
@@ -124,7 +119,7 @@ def readers(k: int, exact: bool) -> list[tuple[Decode, Decode]]:
 
 def places(n: int, k: int, exact: bool) -> torch.Tensor:
     payload = some_bytes(indices_of(n, k, exact).nbytes + 4 * k)
-    reference.top_k_encode(Feed(values("normal", n, 1)), k, payload, None, exact)
+    reference.top_k_encode(Feed(values("normal", n, 1)), k, payload, exact)
     return payload
 
 
@@ -138,7 +133,7 @@ def test_changed_places(shape: tuple[int, int], exact: bool, changes: list[tuple
     payload = places(n, k, exact)
     for where, byte in changes:
         payload[where % (indices_of(n, k, exact).nbytes)] = byte
-    theirs, mine = readers(k, exact)[len(changes) % 3]
+    theirs, mine = readers(k, exact)[len(changes) % 2]
     check(payload, n, theirs, mine)
 
 
@@ -150,7 +145,7 @@ def test_places_of_any_bytes(shape: tuple[int, int], exact: bool, seed: int, mos
     noise = torch.randint(0, most, (nbytes + 4 * k,), generator=torch.Generator().manual_seed(seed))
     payload = noise.to(torch.uint8)
     payload[nbytes:] = 0
-    check(payload, n, *readers(k, exact)[seed % 3])
+    check(payload, n, *readers(k, exact)[seed % 2])
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_chunks_are_counted_by_several_programs(exact: bool) -> None:
     form = indices_of(n, k, exact)
     assert form.width == 8
     payload = some_bytes(form.nbytes + 4 * k)
-    reference.top_k_encode(Feed(values("normal", n, 1)), k, payload, None, exact)
+    reference.top_k_encode(Feed(values("normal", n, 1)), k, payload, exact)
     out = values("normal", n, 2)
     added = there(out)
     reference.sparse_decode_add(payload, k, out, 0.5, exact)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gradwire.compressors.kernels import E4M3, INT4, INT8, Feed, indices_of, levels_bytes, two_bit_bytes
+from gradwire.compressors.kernels import E4M3, INT4, INT8, Coding, Feed, indices_of, levels_bytes, two_bit_bytes
 from support.triton_cases import DEVICE, kernels, there, values
 
 FOLDER = Path(kernels.__file__).parent
@@ -80,10 +80,12 @@ def use_sparse(feed: Feed, k: int, payload: torch.Tensor, out: torch.Tensor) -> 
     sent = torch.empty(k, device=DEVICE)
     for exact in (True, False):
         place = indices_of(feed.x.numel(), k, exact).nbytes
-        kernels.top_k_encode(feed, k, payload[: place + 4 * k], None, exact)
+        kernels.top_k_encode(feed, k, payload[: place + 4 * k], exact)
         kernels.sparse_decode_add(payload[: place + 4 * k], k, out, 0.5, exact)
-        kernels.sparse_add(sent, payload, out, 0.5, exact)
-        kernels.put(sent, payload, out, exact)
+        for coding in (Coding(torch.float16), Coding(INT8, 256, 7), Coding(None, 256)):
+            coded = payload[: place + coding.nbytes(k)]
+            kernels.coded_encode(feed, k, coded, coding, exact)
+            kernels.coded_decode_add(coded, k, coding, out, 0.5, exact)
         kernels.clear(payload, k, out, exact)
     kernels.draw(feed.x.numel(), k, 7, DEVICE)
     kernels.draw_encode(feed, k, 7, sent)

@@ -46,9 +46,9 @@ BLOCKS = st.sampled_from([4, 8, 12, 64, 256, 1000, 2048, 2052, 65_544, 1 << 31])
 SEEDS = st.none() | st.integers(0, (1 << 64) - 1)
 CASTS = st.sampled_from([torch.float16, torch.bfloat16]).map(Coding)
 LEVELS = st.builds(Coding, st.sampled_from([INT8, INT4]), BLOCKS, SEEDS) | st.builds(
-    Coding, st.sampled_from([E4M3, E5M2]), BLOCKS | st.integers(1, 9)
+    Coding, st.sampled_from([E4M3, E5M2]), BLOCKS | st.integers(1, 9), st.none()
 )
-TWO_BITS = st.builds(Coding, st.none(), BLOCKS)
+TWO_BITS = st.builds(Coding, st.none(), BLOCKS, st.none())
 #: at most half of 131 071 reach what samples tell
 SAMPLED = st.sampled_from([16_384, 65_535, 131_071])
 

@@ -27,7 +27,8 @@ def coded_encode(
     where = payload.data_ptr()
     to = where, n, k, width, exact, where + nbytes, where + end, threads or threads_for(n)
     status = _coded_encode(*what, *to, *_numbers(coding))
-    done(status)
+    if status < 0:
+        done(status)
     return status
 
 

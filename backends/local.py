@@ -65,12 +65,19 @@ class LocalTransport(Transport):
         self.ordered = hub.ordered
 
     @classmethod
-    def group(cls, world_size: int, *, ordered: bool = True, hook: Hook | None = None) -> list[LocalTransport]:
+    def group(
+        cls, world_size: int, *, ordered: bool = True, hook: Hook | None = None, hosts: Sequence[int] | None = None
+    ) -> list[LocalTransport]:
         """The transports of a new group, in rank order; see `run_ranks` for the arguments."""
         if world_size < 1:
             raise ConfigError(f"world_size is {world_size}, a group needs at least 1 rank")
+        if hosts is not None and len(hosts) != world_size:
+            raise ConfigError(f"hosts are {list(hosts)}, expected one number for each of {world_size} ranks")
         hub = Hub(world_size, ordered, hook)
-        return [cls(hub, rank) for rank in range(world_size)]
+        ranks: list[LocalTransport] = [cls(hub, rank) for rank in range(world_size)]
+        for rank, host in zip(ranks, hosts or (), strict=False):
+            rank.host = host
+        return ranks
 
     def all_reduce(self, tensor: torch.Tensor, name: str) -> Work:
         self._check_sum(tensor, name)
@@ -118,6 +125,7 @@ def run_ranks(
     ordered: bool = True,
     hook: Hook | None = None,
     grace: float = 5.0,
+    hosts: Sequence[int] | None = None,
 ) -> list[T]:
     """Run `function(transport)` on `world_size` threads, one per rank, and return the results in rank order.
 
@@ -130,13 +138,14 @@ def run_ranks(
         hook: called as `hook(rank, name)` before each collective, on the rank that starts it; it may sleep
             or raise.
         grace: seconds that the ranks get to end after `timeout`.
+        hosts: by rank, which of several hosts it stands for; None: nobody knows.
 
     Raises:
         TransportTimeout: a rank was not done in time. Its thread is left behind.
         Exception: what the first failing rank raised, with its rank in a note. The others were woken by a
             TransportError that names it.
     """
-    transports = LocalTransport.group(world_size, ordered=ordered, hook=hook)
+    transports = LocalTransport.group(world_size, ordered=ordered, hook=hook, hosts=hosts)
     hub = transports[0].hub
     results: dict[int, T] = {}
     failures: list[tuple[int, BaseException]] = []

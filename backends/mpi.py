@@ -90,6 +90,7 @@ class MpiTransport(Transport):
             self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank = self._comm.Get_rank()
         self.world_size = self._comm.Get_size()
+        self.host = self._first_of_host()
         self._under_way: deque[_MpiWork] = deque()
 
     def all_reduce(self, tensor: torch.Tensor, name: str) -> Work:
@@ -156,6 +157,17 @@ class MpiTransport(Transport):
         if comm.Is_inter():
             raise UsageError("MpiTransport: got an intercommunicator; merge it into an intracommunicator first")
         return comm
+
+    def _first_of_host(self) -> int:
+        """The lowest rank among those that share memory with this one."""
+        with _translated("MpiTransport"), _calls:
+            first = torch.tensor([self.rank])
+            neighbours = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank)
+            try:
+                neighbours.Bcast(_buffer(first))
+            finally:
+                neighbours.Free()
+        return int(first)
 
     def _start(
         self, name: str, start: Callable[[], MPI.Request], buffers: object, result: Callable[[], torch.Tensor]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -84,6 +85,7 @@ class TorchTransport(Transport):
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self._sleeps = dist.get_backend(group) == "gloo"
+        self.host = _host()
 
     def all_reduce(self, tensor: torch.Tensor, name: str) -> Work:
         self._check_sum(tensor, name)
@@ -125,6 +127,15 @@ class TorchTransport(Transport):
 
     def _work(self, work: dist.Work | None, name: str, result: Callable[[], torch.Tensor]) -> _TorchWork:
         return _TorchWork(work, name, result, self._sleeps)
+
+
+def _host() -> int | None:
+    """The host, as torchrun or DeepSpeed's launcher number it; without them, as equal numbers of ranks per host do."""
+    said = (os.environ.get(name, "") for name in ("GROUP_RANK", "CROSS_RANK"))
+    for number in filter(str.isdecimal, said):
+        return int(number)
+    per_host = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return dist.get_rank() // int(per_host) if per_host.isdecimal() and int(per_host) else None
 
 
 def _sleep(work: dist.Work, timeout: float) -> bool:

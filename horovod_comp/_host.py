@@ -45,6 +45,7 @@ _MPI_OPS = (
     "allreduce_async_",
     "alltoall_async",
     "broadcast_async_",
+    "is_homogeneous",
     "poll",
     "synchronize",
 )

@@ -103,6 +103,8 @@ class HorovodTransport(Transport):
         self.process_set = hvd.global_process_set if process_set is None else process_set
         self.rank, self._ranks = _place(self.process_set)
         self.world_size = len(self._ranks)
+        # where hosts have different numbers of ranks, it numbers those with as many: no more than a place in a row
+        self.host = hvd.cross_rank() if mpi_ops.is_homogeneous() else None
         self._map = mpi_ops._handle_map
         self._calls: Counter[str] = Counter()
 

@@ -10,9 +10,9 @@ import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ..compressors import NoCompression, State, TensorMeta, kernels
+from .bucket import Bucket
 from .delivery import deliver, is_exclusive
 from .exchange import Clock, Exchange, Flight, Source
-from .plan import Bucket
 from .transport import Transport
 
 __all__ = ["AllReduce"]

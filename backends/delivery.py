@@ -23,7 +23,7 @@ def scratch_for(grad: torch.Tensor, *, donated: bool) -> torch.Tensor:
 def output_for(source: Source, kept: State) -> torch.Tensor:
     """Flat storage for a decoded mean; `kept` is the state after the step."""
     old = source.state.get(RESIDUAL)
-    if old is not None and old is not kept.get(RESIDUAL):
+    if old is not None and old is not kept.get(RESIDUAL) and old.numel() == source.grad.numel():
         return old
     if source.scratch is None and source.donated and _is_spare(source.grad):
         return source.grad.detach().view(-1)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import ClassVar
 
 import torch
 
@@ -19,8 +20,8 @@ from ..compressors import Compressor, Context, State, TensorMeta
 from ..compressors.base import as_vector
 from ..compressors.errors import UsageError
 from ..compressors.wire import FAILED, NON_FINITE, Expected, read_header, write_header
+from .bucket import Bucket
 from .layout import Layout, Piece
-from .plan import Bucket
 from .transport import Transport, Work
 
 __all__ = ["Clock", "Exchange", "Flight", "Source"]
@@ -76,6 +77,7 @@ class Flight:
         failed: ranks whose codec raised; known after `finish`.
         error: what went wrong on this rank: its codec raised, or a message is not what it should be.
         wait_seconds: how long it has waited for the others.
+        phase: how often it has advanced, where exchanges have more than two phases.
         means: by slot, where gradients travel as they are.
         scale: what these were multiplied with; None: nothing yet.
     """
@@ -89,6 +91,7 @@ class Flight:
     error: Exception | None = None
     wait_seconds: float = 0.0
     scale: float | None = None
+    phase: int = 0
     means: Sequence[torch.Tensor] = ()
     work: Work | None = None
     result: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
@@ -115,6 +118,11 @@ class Exchange(ABC):
             or fail on one rank, which shows as NaN.
     """
 
+    #: collectives of a step, one after the other
+    phases: ClassVar[int] = 1
+    #: states are kept for a run of each tensor only, `kept_range`, in storage that the exchange finds
+    keeps_runs: ClassVar[bool] = False
+
     def __init__(self, bucket: Bucket, transport: Transport, digest: bytes, *, guarded: bool) -> None:
         self.bucket = bucket
         self.transport = transport
@@ -135,7 +143,7 @@ class Exchange(ABC):
         """Encode and launch."""
 
     def advance(self, flight: Flight, timeout: float) -> None:  # noqa: B027 - most exchanges have one phase only
-        """Launch the second phase, where there is one. Called in bucket order, after all buckets have started."""
+        """Launch the next phase. Called once for each but the first, in bucket order, after all have come so far."""
 
     @abstractmethod
     def finish(self, flight: Flight, timeout: float) -> None:
@@ -153,6 +161,15 @@ class Exchange(ABC):
         """The elements of a tensor whose average this rank encodes again (two-phase only)."""
         return slice(0, 0)
 
+    def kept_range(self, slot: int) -> slice:
+        """The elements of a tensor for which this rank keeps a state."""
+        return slice(0, self.bucket.slots[slot].meta.numel)
+
+    @property
+    def holders(self) -> int:
+        """How many ranks keep a state for the same elements; all together owe the mean of their residuals."""
+        return self.transport.world_size
+
     # The parts shared by exchanges of messages.
 
     def _encode(
@@ -163,27 +180,36 @@ class Exchange(ABC):
         pieces: Sequence[Piece],
         messages: Sequence[torch.Tensor],
         clock: Clock,
+        first: int = 0,
     ) -> State:
-        """Encode a tensor's pieces, each into its message; the returned state is that of the whole tensor."""
+        """Encode a tensor's pieces, each into its message; the returned state is that of the whole tensor.
+
+        What is in `source` may be a run of the tensor, from the element `first` on; the state is of that run then.
+        """
         pairs = zip(pieces, messages, strict=True)
         try:
-            results = [self._compress(flight, source, codec, *pair, clock) for pair in pairs]
+            results = [self._compress(flight, source, codec, *pair, clock, first) for pair in pairs]
         except Exception as error:
             flight.error = error
             return source.state
         return _join(codec, source, results)
 
     def _compress(
-        self, flight: Flight, source: Source, codec: Compressor, piece: Piece, message: torch.Tensor, clock: Clock
+        self,
+        flight: Flight,
+        source: Source,
+        codec: Compressor,
+        piece: Piece,
+        message: torch.Tensor,
+        clock: Clock,
+        first: int,
     ) -> State:
         grad, state, scratch = source.grad, source.state, source.scratch
         if grad.numel() != piece.meta.numel:
-            grad = grad[piece.low : piece.high]
-            state = {
-                key: value[piece.low : piece.high] if key in codec.elementwise_state else value
-                for key, value in state.items()
-            }
-            scratch = None if scratch is None else scratch[piece.low : piece.high]
+            part = slice(piece.low - first, piece.high - first)
+            grad = grad[part]
+            state = {key: value[part] if key in codec.elementwise_state else value for key, value in state.items()}
+            scratch = None if scratch is None else scratch[part]
         ctx = clock.context(piece.meta)
         done = codec.compress(grad, state, ctx, out=piece.payload(message), scratch=scratch)
         flight.finite &= bool(done.finite)  # waits for a GPU: the message's header says it
@@ -205,9 +231,9 @@ class Exchange(ABC):
         flags = (0 if flight.finite else NON_FINITE) | (0 if flight.error is None else FAILED)
         write_header(message, self._expected, flags=flags, step=flight.clock.step)
 
-    def _open(self, flight: Flight, messages: Sequence[torch.Tensor]) -> None:
-        """Check every rank's header and note what its flags say."""
-        for rank, message in enumerate(messages):
+    def _open(self, flight: Flight, messages: Sequence[torch.Tensor], ranks: Sequence[int] | None = None) -> None:
+        """Check every sender's header and note what its flags say; None: all ranks have sent."""
+        for rank, message in zip(ranks or range(len(messages)), messages, strict=True):
             flags = read_header(message, self._expected, step=flight.clock.step, rank=rank)
             flight.finite &= not flags & NON_FINITE
             if flags & FAILED:

@@ -7,12 +7,13 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ..compressors import Compressor, NoCompression
-from ..compressors.errors import UsageError
+from ..compressors.errors import ConfigError, UsageError
+from .bucket import MAX_SLOTS, Bucket, Lane, Slot
 from .exchange import Exchange
 from .fingerprint import digest_of
 from .flat_plan import FlatPlan, Request
 from .parts import Part, check_parts, cut_at, gaps
-from .plan import MAX_SLOTS, Bucket, Lane, Planner, Slot
+from .plan import Planner
 from .reduce_scatter import ReduceScatter
 from .registry import KINDS, Place, tensor_statistics
 from .statistics import Statistics, StepStatistics
@@ -46,6 +47,8 @@ class FlatPlans:
         prefix: str,
         facts: Sequence[str],
     ) -> None:
+        if exchange == "hierarchical":
+            raise ConfigError("exchange='hierarchical' is not for flat buckets, whose pieces change: use 'auto'")
         self._planner = Planner(compressor, transport, exchange, bucket_bytes=1 << 62)
         self._exact = Planner(NoCompression(), transport, "gather", bucket_bytes=1 << 62)
         self._transport = transport

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from .bucket import Bucket
 from .exchange import Clock, Exchange, Flight, Source, by_slot
 from .layout import whole
-from .plan import Bucket
 from .transport import Transport
 
 __all__ = ["Gather"]

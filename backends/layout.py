@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import torch
 
-from ..compressors import TensorMeta
+from ..compressors import NoCompression, TensorMeta
 from ..compressors.wire import HEADER_BYTES, aligned
-from .plan import Slot
+from .bucket import Slot
 
-__all__ = ["Layout", "Piece", "owned", "shards", "whole"]
+__all__ = ["Layout", "Piece", "owned", "raw", "shards", "whole"]
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,16 @@ def whole(slots: Sequence[Slot]) -> Layout:
     return _layout(slots, [(index, 0, slot.meta.numel) for index, slot in enumerate(slots)])
 
 
-def shards(slots: Sequence[Slot], world_size: int) -> list[Layout]:
-    """One message per owner: rank r owns an equal run of the bucket's elements, which may cut tensors."""
-    total = sum(slot.meta.numel for slot in slots)
-    bounds = [total * rank // world_size for rank in range(world_size + 1)]
-    return [_layout(slots, _cut(slots, low, high)) for low, high in pairwise(bounds)]
+def shards(slots: Sequence[Slot], count: int) -> list[Layout]:
+    """One message per owner, all of about the same length: each owns a run of elements, which may cut tensors."""
+    return [_layout(slots, _cut(slots, low, high)) for low, high in pairwise(_bounds(slots, count))]
+
+
+def raw(slots: Sequence[Slot], places: int, hosts: int) -> list[Layout]:
+    """One message per place within a host, with gradients as they are: each gets a run of as many shards as hosts."""
+    plain = [replace(slot, codec=NoCompression()) for slot in slots]
+    bounds = _bounds(slots, places * hosts)[::hosts]
+    return [_layout(plain, _cut(slots, low, high)) for low, high in pairwise(bounds)]
 
 
 def owned(slots: Sequence[Slot], owners: Sequence[int], world_size: int) -> list[Layout]:
@@ -64,6 +69,18 @@ def owned(slots: Sequence[Slot], owners: Sequence[int], world_size: int) -> list
     for index, (slot, owner) in enumerate(zip(slots, owners, strict=True)):
         parts[owner].append((index, 0, slot.meta.numel))
     return [_layout(slots, own) for own in parts]
+
+
+def _bounds(slots: Sequence[Slot], count: int) -> list[int]:
+    """Elements at which the bucket's payloads are cut into so many parts of about as many bytes."""
+    sizes = [slot.codec.nbytes(slot.meta) for slot in slots]
+    bounds, start, before, total = [0], 0, 0, sum(sizes)
+    for slot, nbytes in zip(slots, sizes, strict=True):
+        while len(bounds) < count and total * len(bounds) < (before + nbytes) * count:
+            wanted = total * len(bounds) - before * count
+            bounds.append(start + slot.meta.numel * wanted // (nbytes * count))
+        start, before = start + slot.meta.numel, before + nbytes
+    return bounds + [start] * (count + 1 - len(bounds))
 
 
 def _cut(slots: Sequence[Slot], low: int, high: int) -> list[tuple[int, int, int]]:

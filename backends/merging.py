@@ -19,9 +19,10 @@ SHARED = ("compressor", "world_size", "step", "calls", "skipped_steps", "shapes"
 def merge_states(forms: Sequence[StateDict]) -> StateDict:
     """One form from those of all ranks, which a reducer of any world size can load.
 
-    What is owed stays the same: a tensor's new residual is the mean of the ranks' residuals, plus the servers'
-    values where they belong (summed in fp64). Counters add up, and rank 0 gets them. Of what else a codec keeps for
-    a tensor, values by element are averaged, and other entries are rank 0's; what servers keep of it is left out.
+    What is owed stays the same: a tensor's new residual is the mean of the ranks' residuals, plus the values of
+    servers and runs where they belong (summed in fp64). Counters add up, and rank 0 gets them. Of what else a codec
+    keeps for a tensor, values by element are averaged, and other entries are rank 0's; what servers and runs keep of
+    it is left out.
 
     Args:
         forms: what `state_dict` gave on each rank, in any order.
@@ -36,6 +37,7 @@ def merge_states(forms: Sequence[StateDict]) -> StateDict:
         world_size=1,
         rank=None,
         servers={},
+        runs={},
         residuals={name: _residual(name, ranks) for name in first.shapes if _owes(name, ranks)},
         counters={name: counts for name in first.shapes if (counts := _counters(name, ranks))},
         entries={name: _entries(name, ranks) for name in first.entries},
@@ -58,7 +60,7 @@ def _in_order(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def _owes(name: str, ranks: Sequence[Snapshot]) -> bool:
-    return any(name in one.residuals or name in one.servers for one in ranks)
+    return any(name in kept for one in ranks for kept in (one.residuals, one.servers, one.runs))
 
 
 def _residual(name: str, ranks: Sequence[Snapshot]) -> torch.Tensor:
@@ -66,9 +68,8 @@ def _residual(name: str, ranks: Sequence[Snapshot]) -> torch.Tensor:
     for one in ranks:
         if name in one.residuals:
             total += one.residuals[name].to(total) / len(ranks)
-        if name in one.servers:
-            server = one.servers[name]
-            total[server.start : server.start + server.values.numel()] += server.values.to(total)
+        for run in (kept[name] for kept in (one.servers, one.runs) if name in kept):
+            total[run.start : run.start + run.values.numel()] += run.values.to(total) / run.holders
     return total.float()
 
 

@@ -1,51 +1,24 @@
-"""Which tensor travels with which codec in which bucket; decided from facts that all ranks share.
-
-Words: a *lane* is a way to combine ranks (kind and wire dtype); a *bucket* is what one message carries, tensors of
-one lane; a *slot* is one tensor's place in a bucket.
-"""
+"""Which tensor travels with which codec in which bucket, and how; decided from facts that all ranks share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from ..compressors import Compressor, NoCompression, TensorMeta, choose
 from ..compressors.errors import ConfigError
+from .bucket import MAX_SLOTS, Bucket, Lane, Slot
+from .prediction import cheapest, predict
+from .topology import Topology, learn
 from .transport import Transport
 
-__all__ = ["Bucket", "EXCHANGES", "Planner", "Slot"]
+__all__ = ["EXCHANGES", "Planner"]
 
-EXCHANGES = ("auto", "all_reduce", "gather", "two_phase")
-
-
-#: a message header counts its tensors in 16 bits
-MAX_SLOTS = 0xFFFF
-
-
-class Lane(NamedTuple):
-    kind: str
-    dtype: torch.dtype = torch.uint8
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One tensor in a bucket; `reason` says why it travels dense, or is None."""
-
-    meta: TensorMeta
-    codec: Compressor
-    reason: str | None
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Tensors that travel in one message. `name` prefixes the names of its collectives."""
-
-    name: str
-    lane: Lane
-    slots: tuple[Slot, ...]
+#: "auto" chooses; the others force one
+EXCHANGES = ("auto", "all_reduce", "gather", "two_phase", "sparse", "hierarchical")
+#: messages of bytes; of what kind is chosen when their bucket is full
+_BYTES = Lane("bytes")
 
 
 class Planner:
@@ -70,8 +43,34 @@ class Planner:
         self._transport = transport
         self._exchange = exchange
         self._bucket_bytes = bucket_bytes
+        #: where the ranks are, as far as it is known
+        self.topology = Topology.apart(transport.world_size)
         if exchange == "all_reduce":
             self._check_all_reduce()
+        if exchange == "sparse":
+            self._check_sparse()
+
+    def locate(self, name: str, timeout: float) -> None:
+        """Find out where the ranks are; a collective operation of that name. Two ranks have no choice to make."""
+        if self._transport.world_size > 2:
+            self.topology = learn(self._transport, name, timeout)
+
+    def check_levels(self) -> None:
+        """Refuse an exchange that the ranks' places do not allow, once all ranks are known to ask for it.
+
+        Raises:
+            ConfigError: "hierarchical" was asked for, and there are no two levels.
+        """
+        if self._exchange == "hierarchical" and self._transport.world_size > 1 and not self._has_levels:
+            raise ConfigError(
+                f"exchange='hierarchical' needs two hosts or more with as many ranks each, two or more; by rank the "
+                f"hosts are {list(self.topology.hosts)}: use exchange='auto'"
+            )
+
+    @property
+    def _has_levels(self) -> bool:
+        """Whether there are several hosts, with several ranks each, and as many."""
+        return self.topology.count > 1 and (self.topology.per_host or 1) > 1
 
     def buckets(self, groups: Sequence[Sequence[TensorMeta]], prefix: str, first: int = 0) -> list[Bucket]:
         """Buckets for the tensors of each group; tensors of different groups never share one."""
@@ -88,9 +87,27 @@ class Planner:
         """Buckets for slots that are made already; as `buckets`."""
         cut = [lane_slots for group in groups for lane_slots in self._cut(group)]
         return [
-            Bucket(name=f"{prefix}.{index}", lane=lane, slots=tuple(slots))
+            self._bucket(f"{prefix}.{index}", lane, tuple(slots))
             for index, (lane, slots) in enumerate(cut, start=first)
         ]
+
+    def _bucket(self, name: str, lane: Lane, members: Sequence[Slot]) -> Bucket:
+        slots = tuple(members)
+        if lane != _BYTES:
+            return Bucket(name, lane, slots)
+        predictions = tuple(predict(kind, slots, self.topology) for kind in self._kinds(slots))
+        return Bucket(name, Lane(cheapest(predictions).exchange), slots, predictions)
+
+    def _kinds(self, slots: Sequence[Slot]) -> list[str]:
+        """The exchanges that come into question."""
+        if self._exchange not in ("auto", "all_reduce", "hierarchical"):
+            return [self._exchange]
+        if self._exchange == "hierarchical" and self._has_levels:
+            return ["hierarchical"]
+        # a sum of sparse vectors is not sparse: its owner chooses again
+        sparse = any(slot.codec.sparse for slot in slots)
+        flat = ["gather", "sparse" if sparse else "two_phase"]
+        return [*flat, "hierarchical"] if self._has_levels else flat
 
     def _cut(self, group: Sequence[Slot]) -> list[tuple[Lane, list[Slot]]]:
         """Fill one open bucket per lane; a bucket takes its place in the order when it is closed."""
@@ -109,10 +126,10 @@ class Planner:
         if self._transport.world_size == 1:
             return [(Lane("identity"), slot) for slot in slots]
         lanes = [self._lane(slot) for slot in slots]
-        byte_lanes = {lane for lane, slot in zip(lanes, slots, strict=True) if slot.reason is None and _is_bytes(lane)}
-        ride = min(byte_lanes) if byte_lanes else None
+        compressed = any(lane == _BYTES and slot.reason is None for lane, slot in zip(lanes, slots, strict=True))
         return [
-            (ride if ride and slot.reason is not None else lane, slot) for lane, slot in zip(lanes, slots, strict=True)
+            (_BYTES if compressed and slot.reason is not None else lane, slot)
+            for lane, slot in zip(lanes, slots, strict=True)
         ]
 
     def _lane(self, slot: Slot) -> Lane:
@@ -122,11 +139,7 @@ class Planner:
         loses = dtype.itemsize < 4 and bool(slot.codec.elementwise_state)
         if can_add and (self._exchange == "all_reduce" or (self._exchange == "auto" and not loses)):
             return Lane("all_reduce", dtype)
-        if self._exchange in ("gather", "two_phase"):
-            return Lane(self._exchange)
-        # Gathering sends c(W-1) bytes, two phases 2c(W-1)/W: equal at W = 2, where gathering loses less. A sparse
-        # sum is not sparse enough to be encoded again.
-        return Lane("gather" if slot.codec.sparse or self._transport.world_size == 2 else "two_phase")
+        return _BYTES
 
     def _check_all_reduce(self) -> None:
         probe = TensorMeta(name="probe", shape=(1024, 1024), dtype=torch.float32)
@@ -135,13 +148,18 @@ class Planner:
         if not codec.summable(probe):
             raise ConfigError(
                 f"exchange='all_reduce' adds payloads, and those of {codec!r} cannot be added: "
-                "use exchange='auto', 'gather' or 'two_phase', or RandomK"
+                "use exchange='auto', or RandomK"
             )
         if dtype not in self._transport.sum_dtypes:
             raise ConfigError(
                 f"exchange='all_reduce': {self._transport.kind} cannot add {dtype}: use exchange='auto', or FP16"
             )
 
-
-def _is_bytes(lane: Lane) -> bool:
-    return lane.kind != "all_reduce"
+    def _check_sparse(self) -> None:
+        probe = TensorMeta(name="probe", shape=(1024, 1024), dtype=torch.float32)
+        codec = choose(self._compressor, probe).codec
+        if not codec.sparse:
+            raise ConfigError(
+                f"exchange='sparse' chooses among entries that ranks have chosen, and {codec!r} chooses none: "
+                "use exchange='auto' or 'two_phase', or TopK"
+            )

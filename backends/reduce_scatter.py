@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from .bucket import Bucket
 from .exchange import Clock, Exchange, Flight, Source
 from .layout import owned
-from .plan import Bucket
 from .transport import Transport
 
 __all__ = ["ReduceScatter"]

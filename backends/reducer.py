@@ -47,7 +47,9 @@ class GradientReducer:
         transport: the ranks.
         name: prefix of all collectives' names; equal on all ranks, different for every reducer of a job.
         bucket_bytes: gradients are exchanged in buckets of about this many bytes.
-        exchange: "auto", "all_reduce", "gather" or "two_phase".
+        exchange: "auto" takes the cheapest for each bucket. "all_reduce" adds payloads up, "gather" gives every rank
+            those of all, "two_phase" has each rank average a shard and encode the mean again, "sparse" does so with
+            entries that ranks have chosen, "hierarchical" first averages within each host.
         timeout: seconds that a collective may take.
         seed: base of all pseudo-random choices.
 
@@ -200,10 +202,11 @@ class GradientReducer:
         with self._lock:
             place, meta = self._registry.entries[name].place, self._registry.metas[name]
             owed = torch.zeros(meta.numel, device=self._device)
+            exchange = self._registry.exchanges[place.bucket]
             if RESIDUAL in (state := self._states.get(name, {})):
-                owed += state[RESIDUAL] / self.transport.world_size
+                owed[exchange.kept_range(place.slot)] += state[RESIDUAL] / exchange.holders
             if RESIDUAL in (server := self._servers.get(name, {})):
-                owed[self._registry.exchanges[place.bucket].own_range(place.slot)] += server[RESIDUAL]
+                owed[exchange.own_range(place.slot)] += server[RESIDUAL]
             return owed.view(meta.shape)
 
     def state_dict(self) -> StateDict:
@@ -224,7 +227,7 @@ class GradientReducer:
             if self.in_step:
                 raise UsageError("a state can only be loaded between steps: call wait() or abandon() first")
             kept = restored(state, self.compressor, self.transport)
-            self._states, self._servers = adopted(kept, self._registry)
+            self._states, self._servers = adopted(kept, self._registry, self.compressor)
             self.step, self._account.skipped = kept.step, kept.skipped_steps
 
     def abandon(self) -> None:

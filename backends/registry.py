@@ -12,11 +12,13 @@ import torch
 from ..compressors import NoCompression, TensorMeta
 from ..compressors.errors import UsageError
 from .all_reduce import AllReduce
+from .bucket import Bucket, Slot
 from .exchange import Exchange
 from .fingerprint import agree
 from .gather import Gather
+from .hierarchical import Hierarchical
 from .identity import Identity
-from .plan import Bucket, Planner, Slot
+from .plan import Planner
 from .statistics import BucketStatistics, Statistics, StepStatistics, TensorStatistics
 from .transport import Transport
 from .two_phase import TwoPhase
@@ -27,6 +29,7 @@ KINDS: dict[str, type[Exchange]] = {
     "all_reduce": AllReduce,
     "gather": Gather,
     "identity": Identity,
+    "sparse": TwoPhase,
     "two_phase": TwoPhase,
 }
 
@@ -77,9 +80,12 @@ class Registry:
     def add(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], *, step: int, timeout: float) -> None:
         """Plan buckets for further tensors, once all ranks are known to plan the same."""
         grouped = _grouped(metas, groups, self.metas)
+        if not self.exchanges:
+            self._planner.locate(f"{self._prefix}.hosts", timeout)
         buckets = self._planner.buckets(grouped, self._prefix, first=len(self.exchanges))
         lines = [*self._facts, f"step {step}", *(describe(slot, bucket) for bucket in buckets for slot in bucket.slots)]
         digest = agree(lines, self._transport, f"{self._prefix}.{len(self.exchanges)}", timeout)
+        self._planner.check_levels()
         self.metas.update({meta.name: meta for meta in metas})
         for bucket in buckets:
             self._append(bucket, digest)
@@ -115,7 +121,13 @@ class Registry:
             self.entries[meta.name] = Entry(tuple(meta.shape), meta.dtype, place, bool(slot.codec.elementwise_state))
             if not isinstance(slot.codec, NoCompression):
                 self.stateful[meta.name] = place
-        self.exchanges.append(KINDS[bucket.lane.kind](bucket, self._transport, digest, guarded=False))
+        self.exchanges.append(self._exchange(bucket, digest))
+
+    def _exchange(self, bucket: Bucket, digest: bytes) -> Exchange:
+        if bucket.lane.kind == "hierarchical":
+            topology = self._planner.topology
+            return Hierarchical(bucket, self._transport, digest, guarded=False, topology=topology)
+        return KINDS[bucket.lane.kind](bucket, self._transport, digest, guarded=False)
 
 
 def describe(slot: Slot, bucket: Bucket) -> str:
@@ -132,6 +144,7 @@ def bucket_statistics(exchange: Exchange) -> BucketStatistics:
         tensors=len(bucket.slots),
         raw_bytes=sum(slot.meta.raw_bytes for slot in bucket.slots),
         sent_bytes=exchange.sent_bytes,
+        predictions=bucket.predictions,
     )
 
 

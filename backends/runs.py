@@ -16,11 +16,15 @@ __all__ = ["Change", "Run", "joined"]
 
 @dataclass(frozen=True)
 class Run:
-    """What is kept for the elements `low` to `high` of a flattened tensor."""
+    """What is kept for the elements `low` to `high` of a flattened tensor.
+
+    It counts as one of so many `holders` in what all ranks owe; None: as all that is kept of its kind.
+    """
 
     low: int
     high: int
     state: State
+    holders: int | None = None
 
     def cut(self, low: int, high: int, compressor: Compressor, device: torch.device) -> State:
         """The state of some elements. They need not all lie within the run: what lies outside is zero."""

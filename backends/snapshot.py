@@ -1,16 +1,18 @@
 """What a reducer keeps between steps, as plain values and tensors that a file can hold.
 
-The form, version 1::
+The form, version 2::
 
     {"version": 1, "compressor": repr, "world_size": W, "rank": r, "step": …, "calls": …, "skipped_steps": …,
      "shapes": {name: [sizes]},                 every tensor that the reducer knows
      "residuals": {name: flat fp32},            one value per element
-     "servers": {name: {"start": i, "values": flat fp32, "entries": {key: tensor}}},
+     "servers": {name: {"start": i, "values": flat fp32, "entries": {key: tensor}, "holders": 1}},
+     "runs": {name: the same},                  in place of a residual and entries, for a part of the elements
      "counters": {name: {key: number}},         what a codec counts for a tensor
      "entries": {name: {key: tensor}}}          what else it keeps for it
 
-A *server's* values belong to the run of elements, from `start`, that this rank encodes a second time. A merged form
-(`gradwire.backends.merge_states`) has `world_size` 1, `rank` None and no servers.
+A *server's* values belong to the run of elements, from `start`, that this rank encodes a second time; those of `runs`
+to the run that it encodes at all, where ranks of one host share the work; all ranks owe the mean over its holders.
+A merged form (`gradwire.backends.merge_states`) has `world_size` 1, `rank` None, no servers and no runs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ..compressors.errors import ConfigError
 
 __all__ = ["Server", "Snapshot", "StateDict", "parse"]
 
-VERSION = 1
+VERSION = 2
 
 #: the form above
 StateDict = dict[str, Any]
@@ -34,11 +36,12 @@ StateDict = dict[str, Any]
 
 @dataclass(frozen=True)
 class Server:
-    """What a rank keeps for the run of a tensor that it encodes a second time."""
+    """What a rank keeps for a run of a tensor."""
 
     start: int
     values: torch.Tensor
     entries: State
+    holders: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class Snapshot:
     shapes: dict[str, tuple[int, ...]]
     residuals: dict[str, torch.Tensor] = field(default_factory=dict)
     servers: dict[str, Server] = field(default_factory=dict)
+    runs: dict[str, Server] = field(default_factory=dict)
     counters: dict[str, dict[str, int]] = field(default_factory=dict)
     entries: dict[str, State] = field(default_factory=dict)
 
@@ -64,7 +68,8 @@ class Snapshot:
         """As plain values and tensors; shares the tensors."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         values["shapes"] = {name: list(shape) for name, shape in self.shapes.items()}
-        values["servers"] = {name: vars(server) for name, server in self.servers.items()}
+        for part in ("servers", "runs"):
+            values[part] = {name: vars(server) for name, server in getattr(self, part).items()}
         return {"version": VERSION, **values}
 
 
@@ -88,6 +93,7 @@ def parse(form: object) -> Snapshot:
         shapes={name: _shape(name, shape) for name, shape in _mapping("shapes", values["shapes"]).items()},
         residuals={name: _values(name, tensor) for name, tensor in _mapping("residuals", values["residuals"]).items()},
         servers={name: _server(name, server) for name, server in _mapping("servers", values["servers"]).items()},
+        runs={name: _server(name, run) for name, run in _mapping("runs", values["runs"]).items()},
         counters={name: _counts(name, counts) for name, counts in _mapping("counters", values["counters"]).items()},
         entries={name: _tensors(name, entries) for name, entries in _mapping("entries", values["entries"]).items()},
     )
@@ -111,19 +117,23 @@ def _check_rank(snapshot: Snapshot) -> None:
     require(world_size > (rank or 0), f"rank is {rank} of {world_size}")
     merged = rank is None
     require(not merged or world_size == 1, f"rank is None, as in a merged state, and world_size {world_size}, not 1")
-    require(not (merged and snapshot.servers), "rank is None, as in a merged state, and servers are not empty")
+    for part in ("servers", "runs"):
+        require(
+            not (merged and getattr(snapshot, part)), f"rank is None, as in a merged state, and {part} are not empty"
+        )
 
 
 def _check_sizes(snapshot: Snapshot) -> None:
-    for part in ("residuals", "servers", "counters", "entries"):
+    for part in ("residuals", "servers", "runs", "counters", "entries"):
         for name in getattr(snapshot, part):
             require(name in snapshot.shapes, f"{part} has {name!r}, which shapes lacks")
     for name, values in snapshot.residuals.items():
         numel = snapshot.numel(name)
         require(values.numel() == numel, f"the residual of {name!r} has {values.numel()} values, its shape {numel}")
-    for name, server in snapshot.servers.items():
+    for name, server in (*snapshot.servers.items(), *snapshot.runs.items()):
         stop, numel = server.start + server.values.numel(), snapshot.numel(name)
         require(stop <= numel, f"the server of {name!r} ends at element {stop}, the tensor at {numel}")
+        require(server.holders > 0, f"the number of holders of {name!r} is 0, expected 1 or more")
 
 
 def _mapping(what: str, value: object) -> dict[str, Any]:
@@ -161,6 +171,7 @@ def _server(name: str, server: object) -> Server:
         start=_whole(f"the start of {name!r}", values["start"]),
         values=_values(name, values["values"]),
         entries=_tensors(name, values["entries"]),
+        holders=_whole(f"the number of holders of {name!r}", values["holders"]),
     )
 
 

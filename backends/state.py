@@ -26,8 +26,9 @@ class Kept(NamedTuple):
         calls: what its codecs take for the step: applied steps too, or applied calls.
         skipped_steps: steps that were not applied.
         shapes: of all tensors that it knows.
-        workers: by tensor, what is kept for all its elements.
+        workers: by tensor, what is kept for all its elements, or for the run of them that this rank encodes.
         servers: by tensor, what is kept for the run of its elements that this rank encodes a second time.
+        merged: it is of all ranks together.
     """
 
     step: int
@@ -36,16 +37,17 @@ class Kept(NamedTuple):
     shapes: Mapping[str, tuple[int, ...]]
     workers: Mapping[str, Run]
     servers: Mapping[str, Run]
+    merged: bool = False
 
 
 def saved(kept: Kept, compressor: Compressor, transport: Transport) -> StateDict:
     """The form of this rank; its tensors are copies."""
     names = [name for name in kept.shapes if name in kept.workers or name in kept.servers]
-    states = {name: kept.workers[name].state if name in kept.workers else {} for name in names}
-    answers = {name: run.state for name, run in kept.servers.items()}
-    counters = {name: _counts([states[name], answers.get(name, {})], compressor) for name in names}
+    runs = {name: run for name, run in kept.workers.items() if run.holders is not None}
+    states = {name: run.state for name, run in kept.workers.items() if name not in runs}
+    counted = [{name: run.state for name, run in part.items()} for part in (kept.workers, kept.servers)]
+    counters = {name: _counts([states.get(name, {}) for states in counted], compressor) for name in names}
     entries = {name: _others(state, compressor) for name, state in states.items()}
-    servers = {name: _server(run, compressor) for name, run in kept.servers.items()}
     return Snapshot(
         compressor=repr(compressor),
         world_size=transport.world_size,
@@ -55,7 +57,8 @@ def saved(kept: Kept, compressor: Compressor, transport: Transport) -> StateDict
         skipped_steps=kept.skipped_steps,
         shapes=dict(kept.shapes),
         residuals={name: state[RESIDUAL].clone() for name, state in states.items() if RESIDUAL in state},
-        servers={name: server for name, server in servers.items() if server.values.numel() or server.entries},
+        servers=_servers(kept.servers, compressor),
+        runs=_servers(runs, compressor),
         counters={name: counts for name, counts in counters.items() if counts},
         entries={name: others for name, others in entries.items() if others},
     ).form()
@@ -83,8 +86,10 @@ def restored(form: object, compressor: Compressor, transport: Transport) -> Kept
         snapshot.calls,
         snapshot.skipped_steps,
         snapshot.shapes,
-        {name: Run(0, snapshot.numel(name), state) for name, state in states.items() if state},
+        {name: Run(0, snapshot.numel(name), state) for name, state in states.items() if state}
+        | {name: _run(run, compressor, states[name]) for name, run in snapshot.runs.items()},
         {name: _run(server, compressor) for name, server in snapshot.servers.items()},
+        snapshot.rank is None,
     )
 
 
@@ -106,12 +111,14 @@ def registered(
 ) -> Kept:
     """What a reducer keeps for the tensors that were registered with it, after `step` applied steps."""
     shapes = {name: entry.shape for name, entry in registry.entries.items()}
-    workers = {name: Run(0, math.prod(shapes[name]), state) for name, state in states.items()}
+    workers = {
+        name: Run(*_kept_range(registry, name), state, _holders(registry, name)) for name, state in states.items()
+    }
     answers = {name: Run(*_own_range(registry, name), state) for name, state in servers.items()}
     return Kept(step, step, skipped, shapes, workers, answers)
 
 
-def adopted(kept: Kept, registry: Registry) -> tuple[dict[str, State], dict[str, State]]:
+def adopted(kept: Kept, registry: Registry, compressor: Compressor) -> tuple[dict[str, State], dict[str, State]]:
     """What is kept for the registered tensors, and for this rank's shards of them, in a reducer's form.
 
     Raises:
@@ -119,17 +126,37 @@ def adopted(kept: Kept, registry: Registry) -> tuple[dict[str, State], dict[str,
     """
     shapes = {name: entry.shape for name, entry in registry.entries.items()}
     check_shapes(kept.shapes, shapes, kept.shapes.keys() | shapes.keys())
-    for name, run in kept.servers.items():
-        here = _own_range(registry, name)
-        require(
-            (run.low, run.high) == here,
-            f"this rank's shard of {name!r} is {run.low}:{run.high} in it, and {here[0]}:{here[1]} in this reducer, "
-            "whose bucket_bytes, exchange or order of tensors is another: give merge_states() those of all ranks",
-        )
-    states = {name: run.state for name, run in kept.workers.items()}
+    for runs, range_of in ((kept.servers, _own_range), (kept.workers, _kept_range)):
+        for name, run in runs.items():
+            whole, here = (0, math.prod(shapes[name])), range_of(registry, name)
+            # what a merged state has, of all elements, is cut
+            require(
+                (run.low, run.high) in ((here, whole) if kept.merged else (here,)),
+                f"this rank's part of {name!r} is {run.low}:{run.high} in it, and {here[0]}:{here[1]} in this reducer, "
+                "whose bucket_bytes, exchange or order of tensors is another: give merge_states() those of all ranks",
+            )
+    states = {name: _cut(run, *_kept_range(registry, name), compressor) for name, run in kept.workers.items()}
     # a residual from a run with more ranks may be of a tensor that travels as it is here
     registry.stateful |= {name: registry.entries[name].place for name, state in states.items() if state}
     return states, {name: run.state for name, run in kept.servers.items()}
+
+
+def _cut(run: Run, low: int, high: int, compressor: Compressor) -> State:
+    if (run.low, run.high) == (low, high):
+        return run.state
+    # a copy, so that the rest is let go
+    return {key: value.clone() for key, value in run.cut(low, high, compressor, torch.device("cpu")).items()}
+
+
+def _kept_range(registry: Registry, name: str) -> tuple[int, int]:
+    place = registry.entries[name].place
+    kept = registry.exchanges[place.bucket].kept_range(place.slot)
+    return kept.start, kept.stop
+
+
+def _holders(registry: Registry, name: str) -> int | None:
+    exchange = registry.exchanges[registry.entries[name].place.bucket]
+    return exchange.holders if exchange.keeps_runs else None
 
 
 def _own_range(registry: Registry, name: str) -> tuple[int, int]:
@@ -147,9 +174,15 @@ def _others(state: State, compressor: Compressor) -> State:
     return {key: value.clone() for key, value in state.items() if key not in compressor.counters | {RESIDUAL}}
 
 
+def _servers(runs: Mapping[str, Run], compressor: Compressor) -> dict[str, Server]:
+    """Those in which something is kept."""
+    servers = {name: _server(run, compressor) for name, run in runs.items()}
+    return {name: server for name, server in servers.items() if server.values.numel() or server.entries}
+
+
 def _server(run: Run, compressor: Compressor) -> Server:
     values = run.state[RESIDUAL].clone() if RESIDUAL in run.state else torch.empty(0)
-    return Server(run.low, values, _others(run.state, compressor))
+    return Server(run.low, values, _others(run.state, compressor), run.holders or 1)
 
 
 def _state(snapshot: Snapshot, name: str, *, counting: bool) -> State:
@@ -161,9 +194,9 @@ def _state(snapshot: Snapshot, name: str, *, counting: bool) -> State:
     return state
 
 
-def _run(server: Server, compressor: Compressor) -> Run:
-    state = {key: value.clone() for key, value in server.entries.items()}
+def _run(server: Server, compressor: Compressor, also: State | None = None) -> Run:
+    state = {key: value.clone() for key, value in server.entries.items()} | (also or {})
     if server.values.numel():
         state[RESIDUAL] = server.values.clone()
     length = next((value.numel() for key, value in state.items() if key in compressor.elementwise_state), 0)
-    return Run(server.start, server.start + length, state)
+    return Run(server.start, server.start + length, state, server.holders)

@@ -3,8 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-__all__ = ["Account", "BucketStatistics", "Statistics", "StepStatistics", "TensorStatistics"]
+__all__ = ["Account", "BucketStatistics", "Prediction", "Statistics", "StepStatistics", "TensorStatistics"]
+
+#: a message costs as much as so many bytes: some 60 µs on a link of 1 Gbit/s
+MESSAGE_BYTES = 8192
+#: bytes that stay within a host cost so much less than those on its link
+LOCAL_SHARE = 16
+
+
+class Prediction(NamedTuple):
+    """What one exchange costs in every step.
+
+    Attributes:
+        exchange: its name.
+        sent_bytes: what the rank that sends most sends to other ranks.
+        link_bytes: what leaves the host that sends most, by all of its ranks.
+        messages: how many a rank sends.
+    """
+
+    exchange: str
+    sent_bytes: int
+    link_bytes: int
+    messages: int
+
+    @property
+    def cost(self) -> int:
+        """In bytes on a host's link."""
+        return self.link_bytes + self.sent_bytes // LOCAL_SHARE + self.messages * MESSAGE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +57,16 @@ class TensorStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketStatistics:
-    """One bucket's part in every step; it costs one collective, or two where it goes in two phases.
+    """One bucket's part in every step; it costs one collective, or two to four where it goes in as many phases.
 
     Attributes:
         name: prefix of its collectives' names.
-        exchange: "all_reduce", "gather", "two_phase" or "reduce_scatter"; "identity" for one rank alone.
+        exchange: "all_reduce", "gather", "two_phase", "sparse", "hierarchical" or "reduce_scatter"; "identity" for one
+            rank alone.
         tensors: how many tensors it carries.
         raw_bytes: bytes of their gradients in their own dtype.
         sent_bytes: what this rank sends for it in every step.
+        predictions: what the exchanges that came into question were expected to cost; the cheapest was taken.
     """
 
     name: str
@@ -45,6 +74,7 @@ class BucketStatistics:
     tensors: int
     raw_bytes: int
     sent_bytes: int
+    predictions: tuple[Prediction, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ class Step:
             return False
         with self._timing():
             ordered = [sources[number] for number in range(len(sources))]
-            for source in ordered:
+            for source in () if self._exchanges[index].keeps_runs else ordered:
                 if source.keeps:
                     source.scratch = scratch_for(source.grad, donated=source.donated)
             self._flights[index] = self._exchanges[index].start(ordered, self._clock)
@@ -89,8 +89,10 @@ class Step:
         self.launch()
         pairs = [(exchange, self._flights[index]) for index, exchange in enumerate(self._exchanges)]
         with self._timing():
-            for exchange, flight in pairs:
-                exchange.advance(flight, timeout)
+            for phase in range(1, max((exchange.phases for exchange in self._exchanges), default=1)):
+                for exchange, flight in pairs:
+                    if phase < exchange.phases:
+                        exchange.advance(flight, timeout)
             for exchange, flight in pairs:
                 _finish(exchange, flight, timeout)
         self._raise_failures()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from .bucket import Bucket
 from .exchange import Clock, Exchange, Flight, Source, by_slot, flat_source
 from .layout import Piece, shards
-from .plan import Bucket
 from .transport import Transport
 
 __all__ = ["TwoPhase"]
@@ -21,6 +21,8 @@ class TwoPhase(Exchange):
     residual. Phase 2: the owner encodes the average, and all ranks gather it. The owner uses what it sent, not its
     exact average, so that all ranks hold the same bits.
     """
+
+    phases = 2
 
     def __init__(self, bucket: Bucket, transport: Transport, digest: bytes, *, guarded: bool) -> None:
         super().__init__(bucket, transport, digest, guarded=guarded)

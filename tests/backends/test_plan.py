@@ -8,12 +8,15 @@ import pytest
 import torch
 from gradwire import BF16, FP16, Compressor, ConfigError, Int8, NoCompression, OneBit, RandomK, TopK, with_defaults
 from gradwire.backends import LocalTransport, Transport
-from gradwire.backends.plan import MAX_SLOTS, Bucket, Planner
+from gradwire.backends.bucket import MAX_SLOTS, Bucket
+from gradwire.backends.plan import Planner
 from hypothesis import given
 from hypothesis import strategies as st
 from support.reducing import Shapes, metas
 
 LARGE: Shapes = {"w": (64, 64)}
+#: so that a second round is worth its messages
+LONG: Shapes = {"w": (1000, 1000)}
 
 
 class Poor(LocalTransport):
@@ -50,7 +53,8 @@ def plan(
         (FP16(error_feedback=True), 2, "gather uint8"),
         (BF16(error_feedback=True), 3, "two_phase uint8"),
         (TopK(ratio=0.1), 2, "gather uint8"),
-        (TopK(ratio=0.1), 9, "gather uint8"),
+        (TopK(ratio=0.1), 3, "sparse uint8"),
+        (TopK(ratio=0.1), 9, "sparse uint8"),
         (OneBit(), 2, "gather uint8"),
         (OneBit(), 3, "two_phase uint8"),
         (Int8(), 9, "two_phase uint8"),
@@ -59,8 +63,15 @@ def plan(
     ids=str,
 )
 def test_auto_chooses_by_payload_and_world_size(compressor: Compressor, world_size: int, lane: str) -> None:
-    (bucket,) = plan(compressor, LARGE, world_size)
+    (bucket,) = plan(compressor, LONG, world_size)
     assert f"{bucket.lane.kind} {str(bucket.lane.dtype).removeprefix('torch.')}" == lane
+
+
+@pytest.mark.parametrize("compressor", [NoCompression(), OneBit(), FP16(), RandomK(ratio=0.1)], ids=str)
+def test_only_what_chooses_entries_can_choose_again(compressor: Compressor) -> None:
+    assert [bucket.lane.kind for bucket in plan(TopK(), LARGE, exchange="sparse")] == ["sparse"]
+    with pytest.raises(ConfigError, match=r"chooses none: use exchange='auto' or 'two_phase', or TopK"):
+        plan(compressor, LARGE, exchange="sparse")
 
 
 @pytest.mark.parametrize("exchange", ["gather", "two_phase"])
@@ -70,13 +81,13 @@ def test_an_exchange_that_was_asked_for_is_taken(compressor: Compressor, exchang
 
 
 def test_what_the_transport_cannot_add_travels_as_bytes() -> None:
-    assert [bucket.lane.kind for bucket in plan(FP16(), LARGE, kind=Poor)] == ["two_phase"]
+    assert [bucket.lane.kind for bucket in plan(FP16(), LONG, kind=Poor)] == ["two_phase"]
     with pytest.raises(ConfigError, match=r"local cannot add torch.float16: use exchange='auto'"):
         plan(FP16(), LARGE, exchange="all_reduce", kind=Poor)
 
 
 def test_16_bit_gradients_without_compression_are_not_added_in_16_bits() -> None:
-    assert [bucket.lane.kind for bucket in plan(NoCompression(), LARGE, dtype=torch.bfloat16)] == ["two_phase"]
+    assert [bucket.lane.kind for bucket in plan(NoCompression(), LONG, dtype=torch.bfloat16)] == ["two_phase"]
 
 
 def test_dense_tensors_ride_with_compressed_ones() -> None:

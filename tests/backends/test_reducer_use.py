@@ -36,8 +36,11 @@ def reducer() -> GradientReducer:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"exchange": "ring"}, "exchange is 'ring'; allowed are auto, all_reduce, gather, two_phase"),
-        ({"exchange": "all_reduce"}, "use exchange='auto', 'gather' or 'two_phase', or RandomK"),
+        (
+            {"exchange": "ring"},
+            "exchange is 'ring'; allowed are auto, all_reduce, gather, two_phase, sparse, hierarchical",
+        ),
+        ({"exchange": "all_reduce"}, "use exchange='auto', or RandomK"),
         ({"timeout": 0}, "timeout is 0"),
         ({"timeout": -1.0}, "timeout is -1.0"),
         ({"timeout": float("nan")}, "timeout is nan"),

@@ -46,7 +46,7 @@ def frozen(state: State) -> object:
 
 #: what is done to a state of rank 0 of 2, and what the error says
 EDITS: dict[str, tuple[Edit, str]] = {
-    "version": (lambda state: state.update(version=2), "version is 2, this gradwire reads 1"),
+    "version": (lambda state: state.update(version=1), "version is 1, this gradwire reads 2"),
     "missing key": (lambda state: state.pop("servers"), "'servers' is missing"),
     "unknown key": (lambda state: state.update(more=1), "'more' is unknown"),
     "compressor": (
@@ -140,7 +140,7 @@ def test_a_gradient_reducer_with_other_buckets_takes_a_merged_state_only() -> No
         state = gradients(transport).state_dict()
         other = GradientReducer(OneBit(), transport, name="other", exchange="two_phase", bucket_bytes=1)
         other.register(metas(SHAPES))
-        with pytest.raises(ConfigError, match=r"shard of '[vw]' is \d+:\d+ in it, and \d+:\d+ in this reducer"):
+        with pytest.raises(ConfigError, match=r"part of '[vw]' is \d+:\d+ in it, and \d+:\d+ in this reducer"):
             other.load_state_dict(state)
         assert other.step == 0
         return state

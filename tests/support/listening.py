@@ -42,6 +42,7 @@ class Listening(Transport):
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
         self.rank, self.world_size, self.ordered = inner.rank, inner.world_size, inner.ordered
+        self.host = inner.host
         self.sum_dtypes = inner.sum_dtypes  # pyright: ignore[reportAttributeAccessIssue] - the class of `inner` decides
         self.sent: list[Sent] = []
         self.open: set[str] = set()

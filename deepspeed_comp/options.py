@@ -200,7 +200,7 @@ class GradientCompression(Settings):
     type: str = Field(examples=["topk"])
     min_numel: _Count | None = None
     warmup_steps: _Count = 0
-    exchange: Literal["auto", "all_reduce", "gather", "two_phase"] = "auto"
+    exchange: Literal["auto", "all_reduce", "gather", "two_phase", "sparse"] = "auto"
     timeout: _Positive = TIMEOUT
     seed: _Count = 0
 

@@ -29,7 +29,7 @@ class ReducerOptions(TypedDict, total=False):
     """How gradients are exchanged.
 
     Attributes:
-        exchange: how ranks combine: "auto", "all_reduce", "gather" or "two_phase" ("auto").
+        exchange: how ranks combine: "auto", "all_reduce", "gather", "two_phase", "sparse" or "hierarchical" ("auto").
         bucket_bytes: gradients are exchanged in buckets of about this size (25 MiB).
         timeout: seconds that a collective may take before it is an error (60).
         seed: base of all pseudo-random choices (0).

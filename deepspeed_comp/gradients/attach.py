@@ -67,7 +67,7 @@ def attach(
         compressor: a codec, or one wrapped in memories and policies. A bare biased codec gets error feedback, and
             small and one-dimensional tensors travel dense (`gradwire.with_defaults`).
         warmup_steps: the engine's first steps, whose gradients DeepSpeed averages exactly.
-        exchange: "auto", "all_reduce", "gather" or "two_phase".
+        exchange: "auto", "all_reduce", "gather", "two_phase" or "sparse".
         timeout: seconds that a collective may take.
         seed: base of all pseudo-random choices.
 

@@ -17,7 +17,7 @@ LINT = ["lint", "format", "types"]
 #: stages that a launcher runs, and those that pytest runs by itself
 LAUNCHED = [
     *("horovod-gloo-2", "horovod-mpi-2", "horovod-gloo-8", "horovod-mpi-8"),
-    *("mpi-3", "torch-2", "deepspeed-2", "deepspeed-4", "deepspeed-0.19.6-2"),
+    *("mpi-4", "torch-2", "torch-4", "deepspeed-2", "deepspeed-4", "deepspeed-0.19.6-2"),
 ]
 UNIT = ["unit", "triton"]
 ALONE = ["parity", "deepspeed-launcher", "demo"]
@@ -101,7 +101,7 @@ def test_a_failure_is_counted_and_the_stages_after_it_run(clone: Clone) -> None:
     clone.tool("venv/bin/mpirun", "echo '2 failed, 3 passed in 1.00s'; echo '2 failed in 1.00s'; exit 1")
     status, lines = clone.test()
     assert status == 1
-    failed = {"lint", "format", "mpi-3"}
+    failed = {"lint", "format", "mpi-4"}
     assert stages(lines) == {name: "failed" if name in failed else "passed" for name in [*LINT, *UNIT, *PARALLEL]}
     assert lines[-1] == f"{PASSED - 2} passed, 4 failed"
 

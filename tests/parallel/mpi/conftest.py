@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from gradwire.backends.mpi import MpiTransport
 
-COMMAND = "mpirun -np 3 python -m pytest tests/parallel/mpi"
+COMMAND = "mpirun -np 4 python -m pytest tests/parallel/mpi"
 
 
 def pytest_collect_file() -> None:

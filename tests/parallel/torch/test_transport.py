@@ -9,7 +9,7 @@ import torch.distributed as dist
 from gradwire.backends.torch_dist import TorchTransport
 from gradwire.compressors.errors import TransportError, UsageError
 
-from ...backends.conformance import LIMIT, Run, TransportSuite
+from ...backends.conformance import LENGTHS, LIMIT, Run, TransportSuite
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +56,9 @@ class TestGroupOfOne(TransportSuite):
         return run
 
 
-@pytest.mark.parametrize("sizes", [(3, 5), (0, 4), (7, 1), (6, 6)])
+@pytest.mark.parametrize("shape", ["equal", "growing", "shrinking", "odd ranks only"])
 def test_a_gather_sends_what_it_was_given_and_no_padding(
-    transport: TorchTransport, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    transport: TorchTransport, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
 
@@ -71,12 +71,13 @@ def test_a_gather_sends_what_it_was_given_and_no_padding(
 
         monkeypatch.setattr(dist, name, listening)
 
+    sizes = [LENGTHS[shape](rank) for rank in range(transport.world_size)]
     others = [rank for rank in range(transport.world_size) if rank != transport.rank]
     listen("all_gather", lambda slots, tensor: tensor.nbytes * len(others))
     listen("all_to_all_single", lambda output, tensor, received, sizes: sum(sizes[rank] for rank in others))
     message = torch.full((sizes[transport.rank],), transport.rank, dtype=torch.uint8)
     gathered = transport.all_gather(message, sizes, "exact").wait(LIMIT)
-    assert gathered.tolist() == [0] * sizes[0] + [1] * sizes[1]
+    assert gathered.tolist() == [rank for rank, size in enumerate(sizes) for _ in range(size)]
     assert sent == [message.numel() * len(others)]
 
 

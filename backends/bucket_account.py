@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .statistics import Statistics, StepStatistics
+from .statistics import Statistics, StepStatistics, Times
 
 __all__ = ["BucketAccount"]
 
@@ -25,13 +25,15 @@ class BucketAccount:
         self.steps = 0
         self.skipped = 0
         self._open: StepStatistics | None = None
+        self._ended: float | None = None
         self._last = StepStatistics()
         self._before = StepStatistics()
 
-    def add(self, per_call: StepStatistics, codec_seconds: float, wait_seconds: float) -> None:
+    def add(self, per_call: StepStatistics, times: Times) -> None:
         """A call was made."""
         sent = per_call.sent_bytes + self._compared_bytes
-        call = replace(per_call, sent_bytes=sent, codec_seconds=codec_seconds, wait_seconds=wait_seconds)
+        call = replace(per_call, sent_bytes=sent).taking(times, times.begun if self._ended is None else self._ended)
+        self._ended = times.ended
         self._open = call if self._open is None else self._open + call
 
     def end(self, *, applied: bool) -> None:

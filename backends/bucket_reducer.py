@@ -24,7 +24,7 @@ from .ledger import Ledger
 from .parts import Part
 from .snapshot import StateDict
 from .state import Kept, check_shapes, restored, saved
-from .statistics import Statistics
+from .statistics import Statistics, Times
 from .transport import Transport
 
 __all__ = ["BucketReducer"]
@@ -234,13 +234,13 @@ class BucketReducer:
                 f"this reducer takes no further call, because ranks may have parted when a collective failed "
                 f"({self._broken}): make a new one on every rank, from the last checkpoint"
             ) from self._broken
+        begun = perf_counter()
         with self._breaking():
             plan, waited = self._agreement.agree(request, Turn(self.step, self._calls, float(scale)), flat, out)
-        codec, wait = self._sum(plan, flat, scale) if plan.summed else self._exchange(plan, flat, out, scale)
-        self._account.add(plan.per_call, codec, waited + wait)
+        times = self._sum(plan, flat, scale) if plan.summed else self._exchange(plan, flat, out, scale)
+        self._account.add(plan.per_call, replace(times, begun=begun, waited=times.waited + waited))
 
-    def _exchange(self, plan: FlatPlan, flat: torch.Tensor, out: torch.Tensor, scale: float) -> tuple[float, float]:
-        """The seconds that codecs took, and those of waiting."""
+    def _exchange(self, plan: FlatPlan, flat: torch.Tensor, out: torch.Tensor, scale: float) -> Times:
         clock = Clock(self._calls, self.transport.rank, self._seed)
         call = BucketCall(plan, flat, self.compressor, clock, ordered=self.transport.ordered)
         call.load(self._workers, self._servers)
@@ -252,9 +252,9 @@ class BucketReducer:
             self._calls += 1
         else:
             out.fill_(float("nan"))
-        return call.seconds()
+        return call.times
 
-    def _sum(self, plan: FlatPlan, flat: torch.Tensor, scale: float) -> tuple[float, float]:
+    def _sum(self, plan: FlatPlan, flat: torch.Tensor, scale: float) -> Times:
         world_size = self.transport.world_size
         divisor = 1 if flat.dtype == torch.float32 else 1 << (world_size - 1).bit_length()  # 16 bits overflow early
         if divisor > 1:
@@ -266,7 +266,7 @@ class BucketReducer:
         flat.mul_(scale * divisor / world_size)
         for start, stop in plan.blanks:
             flat[start:stop].zero_()
-        return 0.0, wait
+        return Times(begun, perf_counter(), waited=wait)
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:

@@ -77,7 +77,7 @@ class Flight:
         failed: ranks whose codec raised; known after `finish`.
         error: what went wrong on this rank: its codec raised, or a message is not what it should be.
         wait_seconds: how long it has waited for the others.
-        phase: how often it has advanced, where exchanges have more than two phases.
+        phase: how often it has advanced, counting the one under way.
         means: by slot, where gradients travel as they are.
         scale: what these were multiplied with; None: nothing yet.
     """

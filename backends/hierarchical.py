@@ -89,8 +89,7 @@ class Hierarchical(Exchange):
 
     def advance(self, flight: Flight, timeout: float) -> None:
         received, turn = flight.wait(timeout), (self._between_hosts, self._answer_peers, self._hand_on)
-        turn[flight.phase](flight, received)
-        flight.phase += 1
+        turn[flight.phase - 1](flight, received)
 
     def _between_hosts(self, flight: Flight, received: torch.Tensor) -> None:
         """Average this rank's run over the host, and encode a shard of it for each peer."""

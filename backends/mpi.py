@@ -90,6 +90,7 @@ class MpiTransport(Transport):
             self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank = self._comm.Get_rank()
         self.world_size = self._comm.Get_size()
+        self.any_thread = self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE
         self.host = self._first_of_host()
         self._under_way: deque[_MpiWork] = deque()
 

@@ -12,16 +12,16 @@ import torch
 from .._version import __version__
 from ..compressors import Compressor, State, TensorMeta, with_defaults
 from ..compressors.errors import ConfigError, TransportError, UsageError
-from ..compressors.memory import RESIDUAL
 from .announce import announce
 from .exchange import Clock, Source
 from .plan import Planner
 from .registry import Entry, Place, Registry
 from .snapshot import StateDict
-from .state import adopted, registered, restored, saved
+from .state import adopted, owed, registered, restored, saved
 from .statistics import Account, Statistics
 from .step import Step
 from .transport import Transport, Work
+from .worker import Worker, check_overlap
 
 __all__ = ["GradientReducer"]
 
@@ -52,9 +52,12 @@ class GradientReducer:
             entries that ranks have chosen, "hierarchical" first averages within each host.
         timeout: seconds that a collective may take.
         seed: base of all pseudo-random choices.
+        overlap: encode, and launch later phases, in a thread of its own while backward goes on. The transport must be
+            for this reducer alone, unless its collectives go by names (Horovod). Little models and GPUs do without.
 
     Raises:
-        ConfigError: an option is out of its range, or the exchange cannot carry the compressor's payloads.
+        ConfigError: an option is out of its range, the exchange cannot carry the compressor's payloads, or the
+            transport serves no thread but one.
     """
 
     def __init__(
@@ -67,9 +70,11 @@ class GradientReducer:
         exchange: str = "auto",
         timeout: float = 60.0,
         seed: int = 0,
+        overlap: bool = False,
     ) -> None:
         if not timeout > 0:
             raise ConfigError(f"timeout is {timeout!r}; it must be a number of seconds above 0")
+        check_overlap(overlap, transport)
         self.compressor = with_defaults(compressor)
         self.transport = transport
         self.step = 0
@@ -78,7 +83,7 @@ class GradientReducer:
         self._seed = seed
         self._lock = threading.RLock()
         planner = Planner(self.compressor, transport, exchange, bucket_bytes)
-        options = f"exchange={exchange} bucket_bytes={bucket_bytes} seed={seed}"
+        options = f"exchange={exchange} bucket_bytes={bucket_bytes} seed={seed} overlap={overlap}"
         facts = [f"gradwire {__version__}", f"compressor {self.compressor!r}", options]
         self._registry = Registry(planner, transport, name, facts)
         self._states: dict[str, State] = {}
@@ -89,6 +94,8 @@ class GradientReducer:
         self._broken: TransportError | None = None
         self._device = torch.device("cpu")
         self._account = Account()
+        self._overlap = overlap
+        self._worker = Worker(f"gradwire {name}")
 
     # Before the first step.
 
@@ -151,17 +158,24 @@ class GradientReducer:
     def ready_all(self, grads: Iterable[tuple[str, torch.Tensor]], *, donate: bool = False) -> None:
         """`ready` for several gradients by name; costs less than one at a time."""
         with self._lock:
-            step, filled = self._arriving, []
+            step, filled = self._arriving, False
             for name, grad in grads:
-                entry = self._entry(name, grad)
+                entry = self._registry.entry(name, grad)
+                self._device = grad.device
                 step = self._arriving = step or self._begin()
                 if step.has(entry.place):
                     raise UsageError(f"gradient {name!r} is ready already: wait() or abandon() comes first")
-                if step.put(entry.place, self._source(name, grad, entry, donated=donate)):
-                    filled.append(entry.place.bucket)
+                filled |= step.put(entry.place, self._source(name, grad, entry, donated=donate))
             if step is not None and filled:
-                with self.breaking():
-                    step.launch(sorted(filled))
+                self._launch(step)
+
+    def _launch(self, step: Step) -> None:
+        """After the last gradient there is nothing left that could go on meanwhile."""
+        if not step.overlap or self._device.type != "cpu" or step.complete:
+            with self.breaking():
+                step.launch()
+        else:
+            self._worker.rouse(step)
 
     def flush(self) -> None:
         """Count missing gradients as zeros and start every exchange that has not started."""
@@ -200,14 +214,8 @@ class GradientReducer:
         fp32, in the gradient's shape; zero where nothing is compressed or error feedback is off.
         """
         with self._lock:
-            place, meta = self._registry.entries[name].place, self._registry.metas[name]
-            owed = torch.zeros(meta.numel, device=self._device)
-            exchange = self._registry.exchanges[place.bucket]
-            if RESIDUAL in (state := self._states.get(name, {})):
-                owed[exchange.kept_range(place.slot)] += state[RESIDUAL] / exchange.holders
-            if RESIDUAL in (server := self._servers.get(name, {})):
-                owed[exchange.own_range(place.slot)] += server[RESIDUAL]
-            return owed.view(meta.shape)
+            state, server = self._states.get(name, NO_STATE), self._servers.get(name, NO_STATE)
+            return owed(self._registry, name, state, server, self._device)
 
     def state_dict(self) -> StateDict:
         """What this rank keeps after the last applied step: values and copies of tensors (`backends/snapshot.py`)."""
@@ -244,7 +252,8 @@ class GradientReducer:
             ) from self._broken
         self._retire()
         clock = Clock(self.step, self.transport.rank, self._seed)
-        return Step(self._registry.exchanges, clock, ordered=self.transport.ordered)
+        overlap = self._overlap and self._registry.gains_by_overlap
+        return Step(self._registry.exchanges, clock, ordered=self.transport.ordered, overlap=overlap)
 
     def _settle(self) -> Step:
         """End the open step on all ranks. Whatever happens, the next `ready` begins a new one."""
@@ -278,7 +287,7 @@ class GradientReducer:
 
     def _note_last(self) -> None:
         if self._settled is not None:
-            self._account.note(*self._settled.seconds())
+            self._account.note(self._settled.times)
 
     def _source(self, name: str, grad: torch.Tensor, entry: Entry, *, donated: bool) -> Source:
         grad = grad.detach() if grad.requires_grad else grad
@@ -289,14 +298,3 @@ class GradientReducer:
         meta = self._registry.exchanges[place.bucket].bucket.slots[place.slot].meta
         zeros = torch.zeros(meta.shape, dtype=meta.dtype, device=self._device)
         return self._source(meta.name, zeros, self._registry.entries[meta.name], donated=True)
-
-    def _entry(self, name: str, grad: torch.Tensor) -> Entry:
-        entry = self._registry.entries.get(name)
-        if entry is None:
-            raise UsageError(f"tensor {name!r} is not registered: call register() with it on every rank first")
-        self._device = grad.device
-        if grad.shape != entry.shape or grad.dtype != entry.dtype:
-            raise UsageError(
-                f"gradient {name!r} is {tuple(grad.shape)} {grad.dtype}, registered as {entry.shape} {entry.dtype}"
-            )
-        return entry

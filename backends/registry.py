@@ -25,6 +25,9 @@ from .two_phase import TwoPhase
 
 __all__ = ["Entry", "Place", "Registry", "bucket_statistics", "tensor_statistics"]
 
+#: bytes of compressed gradients
+WORTH_A_THREAD = 1 << 20
+
 KINDS: dict[str, type[Exchange]] = {
     "all_reduce": AllReduce,
     "gather": Gather,
@@ -76,6 +79,8 @@ class Registry:
         #: the tensors whose codec may keep a state
         self.stateful: dict[str, Place] = {}
         self.exchanges: list[Exchange] = []
+        #: so much is encoded that another thread is worth its wake-up
+        self.gains_by_overlap = False
 
     def add(self, metas: Sequence[TensorMeta], groups: Sequence[Sequence[str]], *, step: int, timeout: float) -> None:
         """Plan buckets for further tensors, once all ranks are known to plan the same."""
@@ -92,6 +97,23 @@ class Registry:
         guarded = any(not isinstance(slot.codec, NoCompression) for slot in self.slots())
         for exchange in self.exchanges:
             exchange.guarded = guarded
+        raw = sum(slot.meta.raw_bytes for slot in self.slots() if not isinstance(slot.codec, NoCompression))
+        self.gains_by_overlap = self._transport.world_size > 1 and raw >= WORTH_A_THREAD
+
+    def entry(self, name: str, grad: torch.Tensor) -> Entry:
+        """A tensor's entry, for a gradient that fits it.
+
+        Raises:
+            UsageError: the tensor is unknown, or the gradient is none of its.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise UsageError(f"tensor {name!r} is not registered: call register() with it on every rank first")
+        if grad.shape != entry.shape or grad.dtype != entry.dtype:
+            raise UsageError(
+                f"gradient {name!r} is {tuple(grad.shape)} {grad.dtype}, registered as {entry.shape} {entry.dtype}"
+            )
+        return entry
 
     def slots(self) -> list[Slot]:
         return [slot for exchange in self.exchanges for slot in exchange.bucket.slots]

@@ -15,7 +15,7 @@ from .runs import Run
 from .snapshot import Server, Snapshot, StateDict, parse, require
 from .transport import Transport
 
-__all__ = ["Kept", "adopted", "check_shapes", "registered", "restored", "saved"]
+__all__ = ["Kept", "adopted", "check_shapes", "owed", "registered", "restored", "saved"]
 
 
 class Kept(NamedTuple):
@@ -116,6 +116,17 @@ def registered(
     }
     answers = {name: Run(*_own_range(registry, name), state) for name, state in servers.items()}
     return Kept(step, step, skipped, shapes, workers, answers)
+
+
+def owed(registry: Registry, name: str, state: State, server: State, device: torch.device) -> torch.Tensor:
+    """A rank's part of what all owe for a tensor, in its shape."""
+    place, meta = registry.entries[name].place, registry.metas[name]
+    exchange, total = registry.exchanges[place.bucket], torch.zeros(meta.numel, device=device)
+    if RESIDUAL in state:
+        total[exchange.kept_range(place.slot)] += state[RESIDUAL] / exchange.holders
+    if RESIDUAL in server:
+        total[exchange.own_range(place.slot)] += server[RESIDUAL]
+    return total.view(meta.shape)
 
 
 def adopted(kept: Kept, registry: Registry, compressor: Compressor) -> tuple[dict[str, State], dict[str, State]]:

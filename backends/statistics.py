@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-__all__ = ["Account", "BucketStatistics", "Prediction", "Statistics", "StepStatistics", "TensorStatistics"]
+__all__ = ["Account", "BucketStatistics", "Prediction", "Statistics", "StepStatistics", "TensorStatistics", "Times"]
 
 #: a message costs as much as so many bytes: some 60 µs on a link of 1 Gbit/s
 MESSAGE_BYTES = 8192
@@ -77,6 +77,27 @@ class BucketStatistics:
     predictions: tuple[Prediction, ...] = ()
 
 
+@dataclass
+class Times:
+    """Of one step, by `time.perf_counter`: its beginning, its end so far, and seconds spent in between.
+
+    Attributes:
+        codec: in codecs, in whatever thread.
+        overlapped: those of them that ran beside what the caller had to do.
+        waited: that the caller was kept waiting.
+    """
+
+    begun: float
+    ended: float = 0.0
+    codec: float = 0.0
+    overlapped: float = 0.0
+    waited: float = 0.0
+
+    def rest(self, since: float) -> float:
+        """What the caller had for itself, from some point in time on."""
+        return max(0.0, self.ended - since - self.waited - self.codec + self.overlapped)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepStatistics:
     """One step, or a sum of steps.
@@ -87,14 +108,18 @@ class StepStatistics:
         sent_bytes: what this rank sent, headers, scales, indices and what was compared before a flat bucket
             included; an all-reduce counts as a ring.
         codec_seconds: time spent encoding and decoding.
-        wait_seconds: time spent waiting for other ranks and the network.
+        overlapped_seconds: that part of it which ran in another thread, while backward went on.
+        wait_seconds: time in which this rank stood still for other ranks and the network (exposed communication).
+        other_seconds: everything else since the step before ended: forward, backward, the optimizer, reading data.
     """
 
     raw_bytes: int = 0
     fp16_bytes: int = 0
     sent_bytes: int = 0
     codec_seconds: float = 0.0
+    overlapped_seconds: float = 0.0
     wait_seconds: float = 0.0
+    other_seconds: float = 0.0
 
     def __add__(self, other: StepStatistics) -> StepStatistics:
         return StepStatistics(
@@ -102,7 +127,19 @@ class StepStatistics:
             fp16_bytes=self.fp16_bytes + other.fp16_bytes,
             sent_bytes=self.sent_bytes + other.sent_bytes,
             codec_seconds=self.codec_seconds + other.codec_seconds,
+            overlapped_seconds=self.overlapped_seconds + other.overlapped_seconds,
             wait_seconds=self.wait_seconds + other.wait_seconds,
+            other_seconds=self.other_seconds + other.other_seconds,
+        )
+
+    def taking(self, times: Times, since: float) -> StepStatistics:
+        """The same with the times of a step; the one before it ended at `since`."""
+        return replace(
+            self,
+            codec_seconds=times.codec,
+            overlapped_seconds=times.overlapped,
+            wait_seconds=times.waited,
+            other_seconds=times.rest(since),
         )
 
 
@@ -162,16 +199,20 @@ class Account:
         self.skipped = 0
         self._last = StepStatistics()
         self._before_last = StepStatistics()
+        self._ended: float | None = None
+        self._since: float | None = None
 
     def begin(self, *, applied: bool) -> None:
         """A step was settled, and applied or refused."""
         self.skipped += not applied
         self._before_last += self._last
         self._last = StepStatistics()
+        self._since = self._ended
 
-    def note(self, codec_seconds: float, wait_seconds: float) -> None:
+    def note(self, times: Times) -> None:
         """What the last step has taken so far."""
-        self._last = replace(self.per_step, codec_seconds=codec_seconds, wait_seconds=wait_seconds)
+        self._ended = times.ended
+        self._last = self.per_step.taking(times, times.begun if self._since is None else self._since)
 
     def of(self, statistics: Statistics) -> Statistics:
         """The same with the steps in it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -13,28 +14,44 @@ from ..compressors.errors import PayloadError, PeerError
 from .delivery import deliver, output_for, scratch_for
 from .exchange import Clock, Exchange, Flight, Source
 from .registry import Place
+from .schedule import Action, by_phase, in_flight
+from .statistics import Times
 from .transport import Work
 
 __all__ = ["Step"]
+
+#: seconds between two looks at what is under way: the first pause and the longest
+PAUSES = (50e-6, 1e-3)
 
 
 class Step:
     """Lives from the first gradient of a step until its last mean is taken.
 
+    Whoever has the turn takes the next action: a bucket's start, or the launch of a later phase. This may be the one
+    who brings gradients, or a thread of its own that follows; at the end it is the one who settles.
+
     Args:
         exchanges: one per bucket.
         clock: step number, rank and seed.
-        ordered: start buckets in their order only, because the transport pairs collectives by order.
+        ordered: take actions in their order only, because the transport pairs collectives by order.
+        overlap: advance buckets before all have started.
     """
 
-    def __init__(self, exchanges: Sequence[Exchange], clock: Clock, *, ordered: bool) -> None:
+    def __init__(self, exchanges: Sequence[Exchange], clock: Clock, *, ordered: bool, overlap: bool = False) -> None:
         self._exchanges = exchanges
         self._clock = clock
         self._ordered = ordered
         self._sources: list[dict[int, Source]] = [{} for _ in exchanges]
         self._sizes = [len(exchange.bucket.slots) for exchange in exchanges]
         self._flights: dict[int, Flight] = {}
-        self._seconds = 0.0
+        self._actions = (in_flight if overlap else by_phase)([exchange.phases for exchange in exchanges])
+        self.overlap = overlap
+        self._turn = threading.RLock()
+        self._news = threading.Event()
+        #: why the follower gave up
+        self._failure: Exception | None = None
+        self._settling_since = float("inf")
+        self._times = Times(begun=perf_counter())
         self.applied = False
 
     # Gradients arrive.
@@ -56,47 +73,115 @@ class Step:
                 if number not in sources:
                     self.put(Place(index, number), missing(Place(index, number)))
 
-    def launch(self, buckets: Iterable[int] | None = None) -> None:
-        """Start these buckets (None: all) as far as they are full, and those behind them that they held up."""
-        if self._ordered:
-            while len(self._flights) < len(self._exchanges) and self._start(len(self._flights)):
-                pass
-            return
-        for index in range(len(self._exchanges)) if buckets is None else buckets:
-            self._start(index)
+    @property
+    def complete(self) -> bool:
+        """Whether all gradients have come."""
+        return all(len(sources) == size for sources, size in zip(self._sources, self._sizes, strict=True))
 
-    def _start(self, index: int) -> bool:
-        sources = self._sources[index]
-        if index in self._flights or len(sources) < self._sizes[index]:
-            return False
+    # Buckets fly.
+
+    def launch(self) -> None:
+        """Take every action that need not wait for gradients, for other ranks or for the network."""
+        with self._turn:
+            while self._take_ready():
+                pass
+
+    def notify(self) -> None:
+        """Tell the follower that a bucket is full."""
+        self._news.set()
+
+    def follow(self) -> None:
+        """Take actions as soon as they are ready, until someone settles the step. Runs in a thread of its own."""
+        pause, longest = PAUSES
+        while self._actions and self._failure is None and not self._is_settling:
+            self._news.clear()
+            if self._try_ready():
+                pause = PAUSES[0]
+            else:
+                self._news.wait(pause if self._has_to_look else None)
+                pause = min(2 * pause, longest)
+
+    @property
+    def _is_settling(self) -> bool:
+        return self._settling_since < float("inf")
+
+    @property
+    def _has_to_look(self) -> bool:
+        """Whether the network has what comes next, of which nobody tells."""
+        return any(action.phase and action.bucket in self._flights for action in self._candidates)
+
+    @property
+    def _candidates(self) -> Sequence[Action]:
+        """What may come next; where ranks go by names, any of all."""
+        return self._actions[:1] if self._ordered else self._actions
+
+    def _try_ready(self) -> bool:
+        try:
+            with self._turn:
+                begun = perf_counter()
+                taken = not self._is_settling and self._take_ready()
+                self._times.overlapped += max(0.0, min(perf_counter(), self._settling_since) - begun) if taken else 0.0
+                return taken
+        except Exception as error:  # raised where the step is settled
+            self._failure = error
+            return True
+
+    def _take_ready(self) -> bool:
+        for action in self._candidates:
+            if self._is_ready(action):
+                self._take(action, timeout=0.0)
+                return True
+        return False
+
+    def _is_ready(self, action: Action) -> bool:
+        flight = self._flights.get(action.bucket)
+        if action.phase == 0:
+            return len(self._sources[action.bucket]) == self._sizes[action.bucket]
+        return (
+            flight is not None and flight.phase == action.phase - 1 and flight.work is not None and flight.work.done()
+        )
+
+    def _take(self, action: Action, timeout: float) -> None:
         with self._timing():
-            ordered = [sources[number] for number in range(len(sources))]
-            for source in () if self._exchanges[index].keeps_runs else ordered:
-                if source.keeps:
-                    source.scratch = scratch_for(source.grad, donated=source.donated)
-            self._flights[index] = self._exchanges[index].start(ordered, self._clock)
-        return True
+            if action.phase == 0:
+                self._start(action.bucket)
+            else:
+                flight = self._flights[action.bucket]
+                flight.phase = action.phase
+                self._exchanges[action.bucket].advance(flight, timeout)
+        self._actions.remove(action)
+
+    def _start(self, index: int) -> None:
+        sources = [self._sources[index][number] for number in range(self._sizes[index])]
+        for source in () if self._exchanges[index].keeps_runs else sources:
+            if source.keeps:
+                source.scratch = scratch_for(source.grad, donated=source.donated)
+        self._flights[index] = self._exchanges[index].start(sources, self._clock)
 
     # All ranks settle.
 
     def settle(self, timeout: float) -> None:
-        """Start and finish all exchanges, in bucket order; `applied` tells whether the step counts.
+        """Start and finish all exchanges; `applied` tells whether the step counts.
 
         Raises:
             PeerError: a codec raised on another rank. If it raised here, its own exception is raised.
             PayloadError: another rank sent what does not belong to this step.
         """
-        self.launch()
-        pairs = [(exchange, self._flights[index]) for index, exchange in enumerate(self._exchanges)]
-        with self._timing():
-            for phase in range(1, max((exchange.phases for exchange in self._exchanges), default=1)):
-                for exchange, flight in pairs:
-                    if phase < exchange.phases:
-                        exchange.advance(flight, timeout)
-            for exchange, flight in pairs:
-                _finish(exchange, flight, timeout)
+        self._settling_since = perf_counter()
+        self._news.set()
+        with self._turn:
+            self._finish_all(timeout)
         self._raise_failures()
-        self.applied = all(flight.finite for _, flight in pairs)
+        self.applied = all(flight.finite for flight in self._flights.values())
+
+    def _finish_all(self, timeout: float) -> None:
+        if self._failure is not None:
+            raise self._failure
+        while self._actions:
+            self._take(self._actions[0], timeout)
+        with self._timing():
+            for index, exchange in enumerate(self._exchanges):
+                _finish(exchange, self._flights[index], timeout)
 
     def _raise_failures(self) -> None:
         flights = self._flights.values()
@@ -122,7 +207,8 @@ class Step:
             flat = output_for(source, flight.states[slot])
             exchange.mean(flight, slot, flat, scale)
             mean = deliver(flat, source.grad)
-        self._seconds += perf_counter() - begun
+        self._times.ended = perf_counter()
+        self._times.codec += self._times.ended - begun
         return mean
 
     def work(self, place: Place) -> Work | None:
@@ -137,16 +223,23 @@ class Step:
 
     @contextmanager
     def _timing(self) -> Iterator[None]:
-        begun = perf_counter()
+        begun, waited = perf_counter(), self._waited
         try:
             yield
         finally:
-            self._seconds += perf_counter() - begun
+            ended, more = perf_counter(), self._waited - waited
+            self._times.codec += ended - begun - more
+            self._times.waited += more
+            self._times.ended = ended
 
-    def seconds(self) -> tuple[float, float]:
-        """Time spent in codecs so far, and time spent waiting."""
-        waited = sum(flight.wait_seconds for flight in self._flights.values())
-        return self._seconds - waited, waited
+    @property
+    def _waited(self) -> float:
+        return sum(flight.wait_seconds for flight in self._flights.values())
+
+    @property
+    def times(self) -> Times:
+        """How long it has taken so far."""
+        return self._times
 
 
 def _finish(exchange: Exchange, flight: Flight, timeout: float) -> None:

@@ -46,6 +46,7 @@ class Transport(ABC):
         rank: this process within the group, 0 to `world_size - 1`.
         world_size: number of ranks in the group.
         ordered: collectives must be started in the same order on all ranks; False where names are matched instead.
+        any_thread: any thread may start and look at collectives, whatever the others do.
         host: a number that all ranks on this rank's host have, and no others; None where nobody knows.
 
     Starting a collective may raise a TransportError already. From then until its `wait` has returned, its
@@ -60,6 +61,7 @@ class Transport(ABC):
     rank: int
     world_size: int
     ordered: bool = True
+    any_thread: bool = True
     host: int | None = None
 
     @abstractmethod

@@ -33,12 +33,14 @@ class ReducerOptions(TypedDict, total=False):
         bucket_bytes: gradients are exchanged in buckets of about this size (25 MiB).
         timeout: seconds that a collective may take before it is an error (60).
         seed: base of all pseudo-random choices (0).
+        overlap: encode in a thread of its own while backward goes on (True); `groups=` and single calls do without.
     """
 
     exchange: str
     bucket_bytes: int
     timeout: float
     seed: int
+    overlap: bool
 
 
 class Options(ReducerOptions, total=False):
@@ -164,7 +166,11 @@ class Compression:
     def _open_optimizer(self, optimizer: ReducingOptimizer) -> Session:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p in optimizer._requires_update]
         metas = {p: meta_of(optimizer._parameter_names[p], p) for p in reversed(parameters)}
-        session = self._open(optimizer.process_set, "optimizer", list(metas.values()), self.compressor, donate=True)
+        # with groups Horovod waits for the first phase itself, which must not be over before
+        overlap = optimizer._groups is None and self._options.get("overlap", True)
+        session = self._open(
+            optimizer.process_set, "optimizer", list(metas.values()), self.compressor, donate=True, overlap=overlap
+        )
         if optimizer._groups is not None:
             groups = {optimizer._p_to_group[p]: None for p in metas}
             session.expect(list(metas.values()), [[metas[p].name for p in group] for group in groups])
@@ -217,9 +223,12 @@ class Compression:
         compressor: Compressor,
         *,
         donate: bool,
+        overlap: bool = False,
     ) -> Session:
+        options: ReducerOptions = {**self._options, "overlap": overlap}
+
         def make_reducer(transport: HorovodTransport, name: str) -> GradientReducer:
-            return GradientReducer(compressor, transport, name=name, **self._options)
+            return GradientReducer(compressor, transport, name=name, **options)
 
         kind = f"gradwire.{process_set.process_set_id}.{kind}"
         return Session(make_reducer, process_set, kind, [meta.name for meta in metas], donate=donate)

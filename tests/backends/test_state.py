@@ -28,8 +28,6 @@ CODECS: list[Compressor] = [
 ]
 #: those that lose nothing for good
 LAWFUL: list[Compressor] = [TopK(ratio=0.1), RandomK(ratio=0.3), OneBit(block=16), Int8(block=32), Truncated()]
-
-
 both = pytest.mark.parametrize("make", MAKERS)
 
 

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import horovod.torch
 import pytest
+from gradwire.backends import registry
 from gradwire.horovod_comp.transport import HorovodTransport
 
 COMMAND = "horovodrun -np 2 --gloo python -m pytest tests/parallel/horovod"
@@ -32,6 +33,7 @@ def hvd(process_sets: dict[str, horovod.torch.ProcessSet]) -> Iterator[ModuleTyp
         if ranks and len(ranks) < size:
             chosen.setdefault(ranks, name)
     process_sets.update({name: horovod.torch.ProcessSet(ranks) for ranks, name in chosen.items()})
+    registry.WORTH_A_THREAD = 1  # the models of tests are little, and what they are to show is true of large ones
     # a test may have more ranks than cores; Open MPI keeps a core busy for each while it waits, unless told otherwise
     os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"  # noqa: SIM112 - Open MPI spells it so
     horovod.torch.init(process_sets=list(process_sets.values()))

@@ -16,6 +16,8 @@ constexpr int64_t CHUNKS = 65535;
 static_assert(CHUNKS % chunk_of(1) == 0 && CHUNKS % chunk_of(2) == 0, "");
 
 constexpr int64_t MOST_SAMPLES = 65536, SAMPLE_BINS = 16384;
+// A guess needs so many samples beyond the threshold; each costs about as much as a whole line of the vector.
+constexpr int64_t GUESS_RANK = 64, FEWEST_SAMPLES = 4096;
 static_assert(SAMPLE_BINS * int64_t(sizeof(uint32_t)) <= SCRATCH, "");
 
 Selection::Selection(const Form& form, const Input& in, int64_t n, int64_t k, int threads, uint8_t* memory,
@@ -105,7 +107,8 @@ int64_t Selection::count_above() {
 // Bounds between which the threshold very likely is; false if guessing would not pay.
 bool Selection::guess(uint32_t& low, uint32_t& high) {
     if (2 * k >= n) return false;
-    const int64_t samples = std::min(MOST_SAMPLES, n / 16);
+    const int64_t wanted = std::min(std::max(GUESS_RANK * n / k, FEWEST_SAMPLES), MOST_SAMPLES);
+    const int64_t samples = std::min(wanted, n / 16);
     const uint32_t* const bins = count_samples(samples);
     const double rank = double(k) * double(samples) / double(n), margin = 3 * std::sqrt(rank) + 4;
     int64_t above = 0;

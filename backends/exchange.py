@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import ClassVar
 
 import torch
 
@@ -78,8 +77,11 @@ class Flight:
         error: what went wrong on this rank: its codec raised, or a message is not what it should be.
         wait_seconds: how long it has waited for the others.
         phase: how often it has advanced, counting the one under way.
+        messages: parts of the result that have headers, where there is a second encoding.
         means: by slot, where gradients travel as they are.
         scale: what these were multiplied with; None: nothing yet.
+        inner: what carries this one, where little tensors travel as one.
+        flats: means of these together, by the number of their bundle, and what they were multiplied with.
     """
 
     clock: Clock
@@ -92,6 +94,9 @@ class Flight:
     wait_seconds: float = 0.0
     scale: float | None = None
     phase: int = 0
+    inner: Flight | None = None
+    flats: dict[int, tuple[float, torch.Tensor]] = field(default_factory=dict)
+    messages: Sequence[torch.Tensor] = ()
     means: Sequence[torch.Tensor] = ()
     work: Work | None = None
     result: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
@@ -118,10 +123,15 @@ class Exchange(ABC):
             or fail on one rank, which shows as NaN.
     """
 
-    #: collectives of a step, one after the other
-    phases: ClassVar[int] = 1
-    #: states are kept for a run of each tensor only, `kept_range`, in storage that the exchange finds
-    keeps_runs: ClassVar[bool] = False
+    @property
+    def phases(self) -> int:
+        """Collectives of a step, one after the other."""
+        return 1
+
+    @property
+    def keeps_runs(self) -> bool:
+        """Whether states are kept for a run of each tensor only, `kept_range`, in storage that the exchange finds."""
+        return False
 
     def __init__(self, bucket: Bucket, transport: Transport, digest: bytes, *, guarded: bool) -> None:
         self.bucket = bucket

@@ -30,9 +30,6 @@ class Hierarchical(Exchange):
         topology: where the ranks are; as many on each host.
     """
 
-    phases = 4
-    keeps_runs = True
-
     def __init__(
         self, bucket: Bucket, transport: Transport, digest: bytes, *, guarded: bool, topology: Topology
     ) -> None:
@@ -54,6 +51,14 @@ class Hierarchical(Exchange):
         #: by shard, who answers for it
         self._owners = [homes[host][place] for place in range(places) for host in range(hosts)]
         self._gradients, self._message, self._answer = (torch.empty(0, dtype=torch.uint8) for _ in range(3))
+
+    @property
+    def phases(self) -> int:
+        return 4
+
+    @property
+    def keeps_runs(self) -> bool:
+        return True
 
     @property
     def sent_bytes(self) -> int:
@@ -120,11 +125,12 @@ class Hierarchical(Exchange):
 
     def finish(self, flight: Flight, timeout: float) -> None:
         flight.result = flight.wait(timeout)
-        self._open(flight, flight.result.split(self._sizes), self._owners)
+        flight.messages = flight.result.split(self._sizes)
+        self._open(flight, flight.messages, self._owners)
 
     def mean(self, flight: Flight, slot: int, out: torch.Tensor, scale: float) -> None:
         out.zero_()
-        for layout, answer in zip(self._layouts, flight.result.split(self._sizes), strict=True):
+        for layout, answer in zip(self._layouts, flight.messages, strict=True):
             for piece in layout.of_slot(slot):
                 self._decode_add(flight, piece, answer, out[piece.low : piece.high], scale)
 

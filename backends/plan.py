@@ -9,6 +9,7 @@ import torch
 from ..compressors import Compressor, NoCompression, TensorMeta, choose
 from ..compressors.errors import ConfigError
 from .bucket import MAX_SLOTS, Bucket, Lane, Slot
+from .bundles import bundles
 from .prediction import cheapest, predict
 from .topology import Topology, learn
 from .transport import Transport
@@ -95,7 +96,8 @@ class Planner:
         slots = tuple(members)
         if lane != _BYTES:
             return Bucket(name, lane, slots)
-        predictions = tuple(predict(kind, slots, self.topology) for kind in self._kinds(slots))
+        together = [bundle.slot for bundle in bundles(slots)]
+        predictions = tuple(predict(kind, together, self.topology) for kind in self._kinds(slots))
         return Bucket(name, Lane(cheapest(predictions).exchange), slots, predictions)
 
     def _kinds(self, slots: Sequence[Slot]) -> list[str]:

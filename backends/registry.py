@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from ..compressors import NoCompression, TensorMeta
 from ..compressors.errors import UsageError
 from .all_reduce import AllReduce
 from .bucket import Bucket, Slot
+from .bundles import Bundled, bundles
 from .exchange import Exchange
 from .fingerprint import agree
 from .gather import Gather
@@ -24,6 +26,9 @@ from .transport import Transport
 from .two_phase import TwoPhase
 
 __all__ = ["Entry", "Place", "Registry", "bucket_statistics", "tensor_statistics"]
+
+#: here nothing is gained by bundles
+WITHOUT_MESSAGES = ("all_reduce", "identity")
 
 #: bytes of compressed gradients
 WORTH_A_THREAD = 1 << 20
@@ -143,7 +148,13 @@ class Registry:
             self.entries[meta.name] = Entry(tuple(meta.shape), meta.dtype, place, bool(slot.codec.elementwise_state))
             if not isinstance(slot.codec, NoCompression):
                 self.stateful[meta.name] = place
-        self.exchanges.append(self._exchange(bucket, digest))
+        self.exchanges.append(self._bundled(bucket, digest))
+
+    def _bundled(self, bucket: Bucket, digest: bytes) -> Exchange:
+        if len(bundles(bucket.slots)) == len(bucket.slots) or bucket.lane.kind in WITHOUT_MESSAGES:
+            return self._exchange(bucket, digest)
+        make = partial(self._exchange, digest=digest)
+        return Bundled(bucket, self._transport, digest, guarded=False, make=make)
 
     def _exchange(self, bucket: Bucket, digest: bytes) -> Exchange:
         if bucket.lane.kind == "hierarchical":

@@ -22,8 +22,6 @@ class TwoPhase(Exchange):
     exact average, so that all ranks hold the same bits.
     """
 
-    phases = 2
-
     def __init__(self, bucket: Bucket, transport: Transport, digest: bytes, *, guarded: bool) -> None:
         super().__init__(bucket, transport, digest, guarded=guarded)
         self._layouts = shards(bucket.slots, transport.world_size)
@@ -35,6 +33,10 @@ class TwoPhase(Exchange):
         self._pieces = [[piece for slots in owners for piece in slots[slot]] for slot in range(len(bucket.slots))]
         self._message = torch.empty(0, dtype=torch.uint8)
         self._answer = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def phases(self) -> int:
+        return 2
 
     @property
     def sent_bytes(self) -> int:
@@ -70,20 +72,18 @@ class TwoPhase(Exchange):
 
     def finish(self, flight: Flight, timeout: float) -> None:
         flight.result = flight.wait(timeout)
-        self._open(flight, self._answers(flight))
+        flight.messages = flight.result.split(self._sizes)
+        self._open(flight, flight.messages)
 
     def mean(self, flight: Flight, slot: int, out: torch.Tensor, scale: float) -> None:
         out.zero_()
-        answers = self._answers(flight)
+        answers = flight.messages
         for piece, owner in zip(self._pieces[slot], self._owners[slot], strict=True):
             self._decode_add(flight, piece, answers[owner], out[piece.low : piece.high], scale)
 
     def own_range(self, slot: int) -> slice:
         piece = self._own.get(slot)
         return slice(0, 0) if piece is None else slice(piece.low, piece.high)
-
-    def _answers(self, flight: Flight) -> list[torch.Tensor]:
-        return list(flight.result.split(self._sizes))
 
     def _answer_to(self, flight: Flight, received: torch.Tensor) -> None:
         self._open(flight, list(received))

@@ -15,6 +15,7 @@ __all__ = ["main"]
 #: name, and what it does; the module of that name has `add_arguments(parser)` and `run(options) -> int`
 COMMANDS = {
     "bench": "times of steps and calls, side by side",
+    "cluster": "run a command on emulated hosts, with links as slow as you like",
     "deepspeed": "run an untouched script by the deepspeed launcher, with gradwire registered in every rank",
     "demo": "train a small GPT with and without compression; a table and a picture",
     "doctor": "what is installed, and which kernels run",

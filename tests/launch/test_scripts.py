@@ -20,7 +20,7 @@ LAUNCHED = [
     *("mpi-4", "torch-2", "torch-4", "deepspeed-2", "deepspeed-4", "deepspeed-0.19.6-2"),
 ]
 UNIT = ["unit", "triton"]
-ALONE = ["parity", "deepspeed-launcher", "demo"]
+ALONE = ["parity", "deepspeed-launcher", "cluster", "demo"]
 PARALLEL = [*LAUNCHED, *ALONE]
 PASSED = 5 * len(LAUNCHED) + 7 * len([*UNIT, *ALONE])
 RANKS = "printf '[%s]<stdout>:5 passed in 2.00s\\n' 0 1"

@@ -20,8 +20,10 @@ def scratch_for(grad: torch.Tensor, *, donated: bool) -> torch.Tensor:
     return grad.detach().view(-1) if donated and _is_spare(grad) else torch.empty(grad.numel(), device=grad.device)
 
 
-def output_for(source: Source, kept: State) -> torch.Tensor:
-    """Flat storage for a decoded mean; `kept` is the state after the step."""
+def output_for(source: Source, kept: State, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Flat storage for a decoded mean: that of `out`, if it will do; `kept` is the state after the step."""
+    if out is not None and out.dtype == torch.float32 and out.is_contiguous():
+        return out.view(-1)
     old = source.state.get(RESIDUAL)
     if old is not None and old is not kept.get(RESIDUAL) and old.numel() == source.grad.numel():
         return old

@@ -185,8 +185,10 @@ class GradientReducer:
             with self.breaking():
                 self._arriving.launch()
 
-    def wait(self, name: str, scale: float = 1.0) -> torch.Tensor:
+    def wait(self, name: str, scale: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor:
         """The mean of a gradient over the ranks, times `scale`, in the gradient's shape and dtype; once per step.
+
+        It is written to `out`, if that is given; it may be the gradient itself.
 
         Raises:
             UsageError: no step is under way, the name is unknown, or its mean was taken already.
@@ -198,7 +200,7 @@ class GradientReducer:
             if self._settled is None or name not in self._untaken:
                 raise UsageError(f"there is no mean of {name!r} to take: it is taken once per step, after ready()")
             self._untaken.remove(name)
-            mean = self._settled.mean(self._registry.entries[name].place, scale)
+            mean = self._settled.mean(self._registry.entries[name].place, scale, out)
             if not self._untaken:
                 self._retire()
             return mean

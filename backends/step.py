@@ -194,19 +194,21 @@ class Step:
 
     # Means are taken.
 
-    def mean(self, place: Place, scale: float) -> torch.Tensor:
-        """The mean of one tensor; its storage is the caller's from now on."""
+    def mean(self, place: Place, scale: float, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The mean of one tensor, in `out` or else in storage that is the caller's from now on."""
         bucket, slot = place
         exchange, flight = self._exchanges[bucket], self._flights[bucket]
+        source = flight.sources[slot]
         if not self.applied:
-            return torch.full_like(flight.sources[slot].grad, float("nan"))
+            return (torch.empty_like(source.grad) if out is None else out).fill_(float("nan"))
         begun = perf_counter()
         mean = exchange.view(flight, slot, scale)
         if mean is None:
-            source = flight.sources[slot]
-            flat = output_for(source, flight.states[slot])
+            flat = output_for(source, flight.states[slot], out)
             exchange.mean(flight, slot, flat, scale)
             mean = deliver(flat, source.grad)
+        if out is not None and mean.data_ptr() != out.data_ptr():
+            mean = out.copy_(mean)
         self._times.ended = perf_counter()
         self._times.codec += self._times.ended - begun
         return mean

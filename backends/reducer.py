@@ -186,9 +186,7 @@ class GradientReducer:
                 self._arriving.launch()
 
     def wait(self, name: str, scale: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The mean of a gradient over the ranks, times `scale`, in the gradient's shape and dtype; once per step.
-
-        It is written to `out`, if that is given; it may be the gradient itself.
+        """The mean of a gradient over the ranks, times `scale`, in its shape and dtype; once per step, to `out` if given.
 
         Raises:
             UsageError: no step is under way, the name is unknown, or its mean was taken already.

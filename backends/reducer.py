@@ -186,7 +186,7 @@ class GradientReducer:
                 self._arriving.launch()
 
     def wait(self, name: str, scale: float = 1.0, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The mean of a gradient over the ranks, times `scale`, in its shape and dtype; once per step, to `out` if given.
+        """The mean of a gradient over the ranks, times `scale`, once per step, in its shape and dtype, or in `out`.
 
         Raises:
             UsageError: no step is under way, the name is unknown, or its mean was taken already.

@@ -18,6 +18,7 @@ FOLDERS = [
     "deepspeed_comp",
     "deepspeed_comp.gradients",
     "launch",
+    "launch.bench_step",
     "launch.cluster",
 ]
 

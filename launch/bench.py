@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..compressors.errors import ConfigError, MissingDependencyError
-from . import bench_codecs
+from . import bench_codecs, bench_step
 from .arguments import between, file_to_write
 from .old_nccl import RELEASE
 from .runs import RunError, environment, launch_command
 
 __all__ = ["add_arguments", "run"]
 
-#: the one without ranks, and the one that goes over torch.distributed instead of Horovod
-CODECS, ONEBIT = "codecs", "onebit"
+#: the one without ranks, the one that goes over torch.distributed instead of Horovod, and the one on emulated hosts
+CODECS, ONEBIT, STEP = "codecs", "onebit", "step"
 PURPOSES = {
     "adapter": "many small gradients: what the Horovod adapter itself costs",
     "resnet50": "the gradients of a ResNet-50 through Horovod, by compressor",
@@ -33,9 +33,12 @@ OLD_DEEPSPEED = Path(sys.prefix) / f"deepspeed-{RELEASE}"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `gradwire bench`."""
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    for name, purpose in {**PURPOSES, CODECS: "codecs against a copy of the gradient, in this process"}.items():
-        kind = kinds.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        (bench_codecs.add_arguments if name == CODECS else _add_rank_arguments)(kind)
+    for name, (purpose, add) in {
+        **{name: (purpose, _add_rank_arguments) for name, purpose in PURPOSES.items()},
+        CODECS: ("codecs against a copy of the gradient, in this process", bench_codecs.add_arguments),
+        STEP: ("whole steps on emulated hosts, by system, compressor and rate", bench_step.add_arguments),
+    }.items():
+        add(kinds.add_parser(name, help=purpose, description=purpose, allow_abbrev=False))
 
 
 def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise MissingDependencyError(error.name or "rich", "demo", "gradwire bench") from error
     console = Console()
+    if options.what == STEP:
+        return _run_step(options, console)
     if options.what == CODECS:
         with console.status("codecs") as status:
             rows = bench_codecs.rows(options, status.update)
@@ -73,6 +78,15 @@ def run(options: argparse.Namespace) -> int:
         console.print(table(options.what, rows))
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+def _run_step(options: argparse.Namespace, console: Any) -> int:
+    try:
+        from .bench_step.command import run_places
+    except ImportError as error:
+        raise MissingDependencyError(error.name or "matplotlib", "demo", "gradwire bench step") from error
+    run_places(options, console)
     return 0
 
 

@@ -53,6 +53,11 @@ class Job:
     seed: int
     folder: Path
 
+    @property
+    def stall_seconds(self) -> float:
+        """How long a step may take."""
+        return STALL_SECONDS
+
     def file(self, suffix: str) -> Path:
         """A file of this run's own in `folder`."""
         return self.folder / f"{''.join(c if c.isalnum() or c in '.=-' else '_' for c in self.name)}{suffix}"
@@ -84,7 +89,7 @@ def follow(job: Job) -> Iterator[dict[str, float]]:
     """Run the job and yield the records of its report as they come.
 
     Raises:
-        RunError: it ended with an error, or stood still for two minutes.
+        RunError: it ended with an error, or a step took too long.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     job.file(".jsonl").write_text("")
@@ -104,8 +109,8 @@ def records(job: Job, report: TextIO, process: subprocess.Popen[bytes]) -> Itera
         if ended:
             return
         last = time.monotonic() if lines else last
-        if time.monotonic() - last > STALL_SECONDS:
-            raise RunError(f"{job.name}: no step in {STALL_SECONDS:.0f} s.{last_lines(job)}")
+        if time.monotonic() - last > job.stall_seconds:
+            raise RunError(f"{job.name}: no step in {job.stall_seconds:.0f} s.{last_lines(job)}")
         time.sleep(0.1)
 
 

@@ -73,7 +73,8 @@ def chatter(rows: Sequence[Measured]) -> str:
 
 
 def place_of(row: Measured) -> str:
-    return f"{row['model']}, {row['hosts']} hosts, {row['rate']}"
+    ranks = f" of {row['ranks_per_host']} ranks" if row["ranks_per_host"] > 1 else ""
+    return f"{row['model']}, {row['hosts']} hosts{ranks}, {row['rate']}"
 
 
 def cells(row: Measured, best: Measured | None) -> list[str]:

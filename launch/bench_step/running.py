@@ -35,6 +35,11 @@ class Measuring(Job):
     ranks_per_host: int
     rows: Sequence[Name]
 
+    @property
+    def stall_seconds(self) -> float:
+        """Links may be very slow, and a step that is verified sends more than others."""
+        return 900.0
+
     def command(self) -> list[str]:
         """`gradwire cluster … -- horovodrun … python -m gradwire.launch.bench_step.ranks …`."""
         cluster = ["cluster", "--hosts", str(self.hosts), "--rate", self.rate]
@@ -78,7 +83,7 @@ def measure(job: Measuring, show: Callable[[str], object]) -> list[dict[str, Any
         raise RunError(refusal(job) or str(error)) from error
     if found is None:
         raise RunError(f"{job.name}: the ranks ended without a report; their log is {job.file('.log')}")
-    place = {"model": job.model, "hosts": job.hosts, "rate": job.rate}
+    place = {"model": job.model, "hosts": job.hosts, "rate": job.rate, "ranks_per_host": job.ranks_per_host}
     return [{"system": row.pop("system"), "compressor": row.pop("compressor"), **place, **row} for row in found]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,7 @@ def test_missing_packages(package: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def measured(system: str, compressor: str, step: float, **others: Any) -> dict[str, Any]:
     row = {"system": system, "compressor": compressor, "model": "gpt-small", "hosts": 4, "rate": "1gbit"}
+    row["ranks_per_host"] = 1
     row |= {"step_s": step, "compute_s": 0.1, "cost_s": step - 0.1, "exposed_s": None, "codec_s": None}
     return {**row, "bytes_sent": 40_000, **others}
 
@@ -231,7 +233,7 @@ def test_progress_and_rows(tmp_path: Path) -> None:
     told: list[str] = []
     program = "\n".join(f"print({json.dumps(line)!r}, file=report)" for line in lines)
     (row,) = measure(job(tmp_path, program), told.append)
-    assert list(row.values()) == ["DDP", "fp16", "gpt-small", 3, "1gbit", 0.1]
+    assert list(row.values()) == ["DDP", "fp16", "gpt-small", 3, "1gbit", 2, 0.1]
     assert told == ["making DDP fp16", "round 1 of 3: DDP fp16", "done"]
 
 
@@ -248,6 +250,14 @@ def test_progress_and_rows(tmp_path: Path) -> None:
 def test_what_goes_wrong_is_said(program: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=said):
         measure(job(tmp_path, program), lambda line: None)
+
+
+def test_sigterm_takes_the_ranks_along() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped, command.ending_in_order():
+        signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("package", ["rich", "matplotlib"])

@@ -52,8 +52,9 @@ class Planner:
             self._check_sparse()
 
     def locate(self, name: str, timeout: float) -> None:
-        """Find out where the ranks are; a collective operation of that name. Two ranks have no choice to make."""
-        if self._transport.world_size > 2:
+        """Find out where the ranks are, if there is a choice to make; a collective operation of that name."""
+        forced = self._exchange in ("gather", "two_phase", "sparse")
+        if self._transport.world_size > 2 and not forced:
             self.topology = learn(self._transport, name, timeout)
 
     def check_levels(self) -> None:

@@ -95,7 +95,9 @@ class Fused(Averager):
         reducer = self._reducers.get(scope.key)
         if reducer is None:
             name = f"{self._name}.{scope.key}"
-            reducer = GradientReducer(self._compressor, scope.transport, name=name, timeout=TIMEOUT)
+            # errors of workers and of servers, as the algorithms have it; two ranks need no server
+            exchange = "two_phase" if scope.transport.world_size > 2 else "auto"
+            reducer = GradientReducer(self._compressor, scope.transport, name=name, exchange=exchange, timeout=TIMEOUT)
             self._reducers[scope.key] = reducer
         state = self._restored.pop(scope.key, None)
         names = dict.fromkeys([*(parse(state).shapes if state else ()), *(entry.name for entry in entries)])

@@ -52,9 +52,11 @@ class Planner:
             self._check_sparse()
 
     def locate(self, name: str, timeout: float) -> None:
-        """Find out where the ranks are, if there is a choice to make; a collective operation of that name."""
-        forced = self._exchange in ("gather", "two_phase", "sparse")
-        if self._transport.world_size > 2 and not forced:
+        """Find out where the ranks are; a collective operation of that name. Two ranks have no choice to make.
+
+        Also where an exchange is forced: whether all ranks force the same is not known yet.
+        """
+        if self._transport.world_size > 2:
             self.topology = learn(self._transport, name, timeout)
 
     def check_levels(self) -> None:

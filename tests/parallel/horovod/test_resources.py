@@ -57,8 +57,9 @@ def test_a_bucket_is_one_message_of_bytes_per_phase(exchange: str, messages: lis
         torch.stack([layer(x).square().mean() for layer in net]).sum().backward()
         optimizer.step()
         assert_ranks_equal(net.parameters())
-        fingerprint = [("all_gather", torch.uint8)] if step == 0 else []
-        assert messages == fingerprint + EXCHANGES[exchange]
+        # more than two ranks ask for hosts, then all compare what they are about to do
+        first = [("all_gather", torch.uint8)] * (2 if hvd.size() > 2 else 1) if step == 0 else []
+        assert messages == first + EXCHANGES[exchange]
     assert len(compression.statistics.buckets) == 1
     assert len(compression.statistics.tensors) == 148
 

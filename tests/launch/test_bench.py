@@ -58,6 +58,22 @@ def test_a_bad_value_is_refused_with_the_allowed_ones(
     assert allowed in message
 
 
+def test_a_file_that_cannot_be_made_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also for root, whom rights do not stop."""
+    with pytest.raises(SystemExit):
+        parse("adapter", "--json=/proc/rows.json")
+    assert "'/proc/rows.json' cannot be written" in capsys.readouterr().err
+
+
+def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text("[]")
+    for path in (kept, tmp_path / "new.json"):
+        parse("adapter", f"--json={path}")
+    assert kept.read_text() == "[]"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
+
+
 def test_a_folder_is_no_file_for_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("adapter", f"--json={tmp_path}")

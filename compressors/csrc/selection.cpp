@@ -15,9 +15,13 @@ static_assert(TURNS * HISTOGRAM <= SCRATCH, "histograms that take turns need all
 constexpr int64_t CHUNKS = 65535;
 static_assert(CHUNKS % chunk_of(1) == 0 && CHUNKS % chunk_of(2) == 0, "");
 
+// The magnitude next to zero. Zeros may be many, and are never listed.
+constexpr uint32_t SMALLEST = 1;
+
 constexpr int64_t MOST_SAMPLES = 65536, SAMPLE_BINS = 16384;
-// A guess needs so many samples beyond the threshold; each costs about as much as a whole line of the vector.
-constexpr int64_t GUESS_RANK = 64, FEWEST_SAMPLES = 4096;
+// A guess needs so many samples beyond the threshold; each costs about as much as a whole line of the vector. With few
+// of them the bounds are wide, and a list of what lies between must hold more.
+constexpr int64_t GUESS_RANK = 64, ROUGH_RANK = 24, ROUGH_ROOM = 3, FEWEST_SAMPLES = 2048;
 static_assert(SAMPLE_BINS * int64_t(sizeof(uint32_t)) <= SCRATCH, "");
 
 Selection::Selection(const Form& form, const Input& in, int64_t n, int64_t k, int threads, uint8_t* memory,
@@ -45,7 +49,7 @@ void Selection::give_lists(uint8_t* memory, int64_t size) {
 
 Status Selection::find() {
     if (!scratch_) return NO_MEMORY;
-    uint32_t low = 0, high = INFINITE;
+    uint32_t low = SMALLEST, high = INFINITE;
     const bool all_listed = ranges[0].count + 15 <= LISTED;
     const bool guessed = all_listed || guess(low, high);
     if (!guessed) settle();
@@ -104,10 +108,12 @@ int64_t Selection::count_above() {
     return finite() ? above : int64_t(NOT_FINITE);
 }
 
-// Bounds between which the threshold very likely is; false if guessing would not pay.
+// Bounds between which the threshold very likely is, if it is not zero; false if guessing would not pay.
 bool Selection::guess(uint32_t& low, uint32_t& high) {
     if (2 * k >= n) return false;
-    const int64_t wanted = std::min(std::max(GUESS_RANK * n / k, FEWEST_SAMPLES), MOST_SAMPLES);
+    const bool roomy = ranges[0].survey.capacity * workers >= ROUGH_ROOM * k;
+    const int64_t rank_wanted = roomy ? ROUGH_RANK : GUESS_RANK;
+    const int64_t wanted = std::min(std::max(rank_wanted * n / k, FEWEST_SAMPLES), MOST_SAMPLES);
     const int64_t samples = std::min(wanted, n / 16);
     const uint32_t* const bins = count_samples(samples);
     const double rank = double(k) * double(samples) / double(n), margin = 3 * std::sqrt(rank) + 4;
@@ -120,10 +126,11 @@ bool Selection::guess(uint32_t& low, uint32_t& high) {
             found = true;
         }
         if (double(above) >= rank + margin) {
-            low = uint32_t(bin) << 17;
+            low = std::max(uint32_t(bin) << 17, SMALLEST);
             return true;
         }
     }
+    low = SMALLEST;
     return true;
 }
 
@@ -147,9 +154,25 @@ bool Selection::surveyed(uint32_t low, uint32_t high) {
         listed += ranges[worker].survey.size;
         complete &= ranges[worker].survey.size >= 0;
     }
-    if (!complete || above >= k || above + listed < k) return false;
-    select_listed(k - above, low, high);
+    if (!complete || above >= k) return false;
+    if (above + listed >= k)
+        select_listed(k - above, low, high);
+    else if (low == SMALLEST)
+        select_all_listed(k - above - listed);
+    else
+        return false;
     return true;
+}
+
+// All that is not zero is chosen, and the first zeros.
+void Selection::select_all_listed(int64_t zeros) {
+    threshold = 0;
+    ties = zeros;
+    for (int worker = 0; worker < workers; ++worker) {
+        Range& range = ranges[worker];
+        range.above += range.survey.size;
+        range.equal = range.count - range.above;
+    }
 }
 
 bool Selection::finite() const {

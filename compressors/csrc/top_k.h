@@ -47,6 +47,7 @@ struct Selection {
     bool finite() const;
     int64_t listed(uint32_t limit) const;
     void select_listed(int64_t rank, uint32_t low, uint32_t high);
+    void select_all_listed(int64_t zeros);
     void select(int64_t rank);
     void count_digits(Level level);
     int descend(int64_t& rank);

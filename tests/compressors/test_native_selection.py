@@ -101,6 +101,8 @@ UNLUCKY = {
     "constant": lambda n: torch.ones(n),
     "zeros": lambda n: torch.zeros(n),
     "few": lambda n: values("few", n, 1),
+    "mostly zero": lambda n: values("normal", n, 1) * (torch.arange(n) % 60 == 7),
+    "mostly zero, else close to it": lambda n: (torch.arange(n) % 60 == 7) * 2.0**-149,
     "steps": lambda n: (torch.arange(n) // (n // 7)).float(),
     "periodic": lambda n: (torch.arange(n) % 16 == 0).float() + torch.linspace(0, 1e-3, n),
     "last": lambda n: (torch.arange(n) >= n - n // 50).float(),

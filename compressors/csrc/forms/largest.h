@@ -4,10 +4,15 @@ static void sample(const Input& in, int64_t stride, int64_t count, uint32_t* his
     with_source(in, [&](auto p) {
         // a pseudo-random place in each stratum: columns of a matrix must not line up with the strata
         uint32_t jitter = 1;
-        for (int64_t j = 0; j < count; ++j) {
-            jitter = jitter * 1664525u + 1013904223u;
-            const int64_t place = j * stride + int64_t(uint64_t(jitter >> 8) * uint64_t(stride) >> 24);
-            ++histogram[(bits_of(p.one(place)) & 0x7fffffffu) >> 17];
+        int64_t places[64];
+        for (int64_t begin = 0; begin < count; begin += 64) {
+            const int64_t these = count - begin < 64 ? count - begin : 64;
+            for (int64_t j = 0; j < these; ++j) {
+                jitter = jitter * 1664525u + 1013904223u;
+                places[j] = (begin + j) * stride + int64_t(uint64_t(jitter >> 8) * uint64_t(stride) >> 24);
+                p.prefetch(places[j], 0);
+            }
+            for (int64_t j = 0; j < these; ++j) ++histogram[(bits_of(p.one(places[j])) & 0x7fffffffu) >> 17];
         }
     });
 }

@@ -8,6 +8,7 @@ import torch
 
 from ..compressors import Compressor, NoCompression, TensorMeta, choose
 from ..compressors.errors import ConfigError
+from ..compressors.options import check_choice
 from .bucket import MAX_SLOTS, Bucket, Lane, Slot
 from .bundles import bundles
 from .prediction import cheapest, predict
@@ -36,8 +37,7 @@ class Planner:
     """
 
     def __init__(self, compressor: Compressor, transport: Transport, exchange: str, bucket_bytes: int) -> None:
-        if exchange not in EXCHANGES:
-            raise ConfigError(f"exchange is {exchange!r}; allowed are {', '.join(EXCHANGES)}")
+        check_choice("exchange", exchange, EXCHANGES)
         if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
             raise ConfigError(f"bucket_bytes is {bucket_bytes!r}; it must be a whole number of bytes, 1 or more")
         self._compressor = compressor

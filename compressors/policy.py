@@ -89,8 +89,12 @@ def with_defaults(compressor: Compressor, min_numel: int = 1024) -> Compressor:
     there already is kept.
 
     Raises:
-        ConfigError: a `MomentumCorrection`.
+        ConfigError: a `MomentumCorrection`, or no compressor.
     """
+    if not isinstance(compressor, Compressor):
+        raise ConfigError(
+            f"the compressor is {compressor!r}, expected one such as TopK(ratio=0.01) or parse_spec('topk')"
+        )
     inner = compressor.compressor if isinstance(compressor, SizePolicy) else compressor
     if isinstance(inner, MomentumCorrection):
         raise ConfigError(f"{inner!r} cannot be exchanged yet; take {inner.compressor!r}, and the optimizer's momentum")

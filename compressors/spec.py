@@ -21,7 +21,7 @@ from .quantizers import FP8, Int4, Int8, TwoBit
 from .randomk import RandomK
 from .topk import TopK
 
-__all__ = ["format_spec", "make_codec", "option_names", "parse_spec"]
+__all__ = ["format_spec", "is_known", "make_codec", "option_names", "parse_spec"]
 
 _CODECS = {
     "bf16": BF16,
@@ -51,6 +51,12 @@ def parse_spec(spec: str) -> Compressor:
     """
     name, _, options = spec.strip().partition(":")
     return _nested(spec.strip()) or _build(name.strip().lower(), options)
+
+
+def is_known(spec: str) -> bool:
+    """Whether a spec begins with the name of a codec."""
+    word = re.match(r"\s*(\w*)", spec)
+    return word is not None and word[1].lower() in _CODECS
 
 
 def format_spec(compressor: Compressor) -> str:

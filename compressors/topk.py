@@ -11,7 +11,7 @@ from . import kernels
 from .base import Compressor, Context, Encoded, State, TensorMeta
 from .dense import Cast, NoCompression
 from .errors import ConfigError
-from .options import check_flag, check_fraction, count
+from .options import check_flag, check_fraction, count, nearest
 from .quantizers import Quantizer, TwoBit
 
 __all__ = ["TopK"]
@@ -46,13 +46,11 @@ class TopK(Compressor):
         check_flag("sampled", self.sampled)
         check_flag("error_feedback", self.error_feedback)
         if isinstance(self.values, str):
-            from .spec import parse_spec  # which knows this class
-
-            values = parse_spec(self.values)
-            object.__setattr__(self, "values", None if isinstance(values, NoCompression) else values)
+            object.__setattr__(self, "values", _coding_of(self.values))
         if self.values is not None and not isinstance(self.values, Cast | Quantizer | TwoBit):
             allowed = "FP16(), BF16(), FP8(), Int8(), Int4() or TwoBit(), or a spec such as 'int8'"
-            raise ConfigError(f"values is {self.values!r}, expected None (fp32), {allowed}")
+            hint = nearest(self.values, ["fp16", "bf16", "fp8", "int8", "int4", "twobit"])
+            raise ConfigError(f"values is {self.values!r}, expected None (fp32), {allowed}{hint}")
 
     @property
     def sparse(self) -> bool:
@@ -107,3 +105,11 @@ class TopK(Compressor):
     def _coding(self) -> kernels.Coding | None:
         """Of the values; None: fp32."""
         return self.values.coding if isinstance(self.values, Cast | Quantizer | TwoBit) else None
+
+
+def _coding_of(spec: str) -> Compressor | str | None:
+    """The codec that a spec names; the spec itself if it names none."""
+    from .spec import is_known, parse_spec  # which know the class above
+
+    codec = parse_spec(spec) if is_known(spec) else spec
+    return None if isinstance(codec, NoCompression) else codec

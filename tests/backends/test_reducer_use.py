@@ -38,8 +38,9 @@ def reducer() -> GradientReducer:
     [
         (
             {"exchange": "ring"},
-            "exchange is 'ring'; allowed are auto, all_reduce, gather, two_phase, sparse, hierarchical",
+            "exchange is 'ring', expected one of auto, all_reduce, gather, two_phase, sparse, hierarchical",
         ),
+        ({"exchange": "gahter"}, "(did you mean 'gather'?)"),
         ({"exchange": "all_reduce"}, "use exchange='auto', or RandomK"),
         ({"timeout": 0}, "timeout is 0"),
         ({"timeout": -1.0}, "timeout is -1.0"),
@@ -55,6 +56,12 @@ def test_impossible_options_are_refused_at_construction(world_size: int, options
     with pytest.raises(ConfigError) as caught:
         GradientReducer(TopK(), LocalTransport.group(world_size)[0], **options)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("compressor", ["topk", None, TopK])
+def test_what_is_no_compressor_is_refused_at_construction(compressor: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the compressor is .*, expected one such as TopK"):
+        GradientReducer(compressor, LocalTransport.group(1)[0])
 
 
 @pytest.mark.parametrize("compressor", [NoCompression(), RandomK(ratio=0.1)], ids=ids)

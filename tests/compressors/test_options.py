@@ -82,10 +82,17 @@ def test_values_that_are_not_compressed_are_fp32() -> None:
     assert TopK(values="none") == TopK()
 
 
-@pytest.mark.parametrize("spec", ["int9", "int8:blok=3", "int8(block=0)", ""])
-def test_values_that_are_no_spec_are_refused(spec: str) -> None:
-    with pytest.raises(ConfigError, match=r"unknown|block is 0"):
+@pytest.mark.parametrize("spec", ["int8:blok=3", "int8(block=0)"])
+def test_values_with_wrong_options_are_refused(spec: str) -> None:
+    with pytest.raises(ConfigError, match=r"unknown option of int8|block is 0"):
         TopK(values=spec)
+
+
+@pytest.mark.parametrize("spec", ["int9", "", "topk", "onebit"])
+def test_values_that_are_no_codec_for_them_are_refused_with_those_that_are(spec: str) -> None:
+    with pytest.raises(ConfigError, match=r"values is .*, expected None \(fp32\), FP16\(\), BF16\(\)") as caught:
+        TopK(values=spec)
+    assert "randomk" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ratio", [1, 1.0, 0.5, 1e-9])

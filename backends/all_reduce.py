@@ -59,7 +59,7 @@ class AllReduce(Exchange):
     def mean(self, flight: Flight, slot: int, out: torch.Tensor, scale: float) -> None:
         ctx = flight.clock.context(self._metas[slot])
         weight = scale / self.transport.world_size
-        self.bucket.slots[slot].codec.decompress_add(self._part(flight, slot), ctx, out.zero_(), weight)
+        self.bucket.slots[slot].codec.decompress(self._part(flight, slot), ctx, out, weight)
 
     def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
         if not self._identity:

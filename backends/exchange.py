@@ -225,11 +225,14 @@ class Exchange(ABC):
         flight.finite &= bool(done.finite)  # waits for a GPU: the message's header says it
         return done.state
 
-    def _decode_add(
-        self, flight: Flight, piece: Piece, message: torch.Tensor, out: torch.Tensor, weight: float
+    def _sum(
+        self, flight: Flight, piece: Piece, messages: Sequence[torch.Tensor], out: torch.Tensor, weight: float
     ) -> None:
-        codec = self.bucket.slots[piece.slot].codec
-        codec.decompress_add(piece.payload(message), flight.clock.context(piece.meta), out, weight)
+        """Write what the messages say of a piece, added up in their order, times `weight`."""
+        codec, ctx = self.bucket.slots[piece.slot].codec, flight.clock.context(piece.meta)
+        codec.decompress(piece.payload(messages[0]), ctx, out, weight)
+        for message in messages[1:]:
+            codec.decompress_add(piece.payload(message), ctx, out, weight)
 
     def _zeros(self, message: torch.Tensor, nbytes: int, device: torch.device) -> torch.Tensor:
         """The bucket's message, made once: padding between payloads stays zero."""

@@ -43,7 +43,5 @@ class Gather(Exchange):
         self._open(flight, list(flight.result))
 
     def mean(self, flight: Flight, slot: int, out: torch.Tensor, scale: float) -> None:
-        out.zero_()
-        for message in flight.result:
-            for piece in self._pieces[slot]:
-                self._decode_add(flight, piece, message, out, scale / self.transport.world_size)
+        for piece in self._pieces[slot]:
+            self._sum(flight, piece, list(flight.result), out, scale / self.transport.world_size)

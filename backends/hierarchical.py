@@ -129,10 +129,9 @@ class Hierarchical(Exchange):
         self._open(flight, flight.messages, self._owners)
 
     def mean(self, flight: Flight, slot: int, out: torch.Tensor, scale: float) -> None:
-        out.zero_()
         for layout, answer in zip(self._layouts, flight.messages, strict=True):
             for piece in layout.of_slot(slot):
-                self._decode_add(flight, piece, answer, out[piece.low : piece.high], scale)
+                self._sum(flight, piece, [answer], out[piece.low : piece.high], scale)
 
     # What the phases have in common.
 
@@ -178,9 +177,8 @@ class Hierarchical(Exchange):
 
     def _encode_answer(self, flight: Flight, messages: Sequence[torch.Tensor]) -> None:
         for piece in self._run[self._host].pieces:
-            mean = torch.zeros(piece.meta.numel, device=messages[0].device)
-            for message in messages:
-                self._decode_add(flight, piece, message, mean, 1 / len(self._peers))
+            mean = torch.empty(piece.meta.numel, device=messages[0].device)
+            self._sum(flight, piece, messages, mean, 1 / len(self._peers))
             source = Source(mean, state=flight.sources[piece.slot].server, scratch=mean)
             clock, pairs = flight.clock.of_server(self._world), [(piece, self._answer)]
             flight.server[piece.slot] = self._encode_from(flight, source, piece.slot, piece.low, pairs, clock)

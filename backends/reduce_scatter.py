@@ -56,6 +56,4 @@ class ReduceScatter(Exchange):
 
     def mean(self, flight: Flight, slot: int, out: torch.Tensor, scale: float) -> None:
         """As for every exchange, but for the slots that this rank owns only."""
-        out.zero_()
-        for message in flight.result:
-            self._decode_add(flight, self._pieces[slot], message, out, scale / self.transport.world_size)
+        self._sum(flight, self._pieces[slot], list(flight.result), out, scale / self.transport.world_size)

@@ -76,10 +76,8 @@ class TwoPhase(Exchange):
         self._open(flight, flight.messages)
 
     def mean(self, flight: Flight, slot: int, out: torch.Tensor, scale: float) -> None:
-        out.zero_()
-        answers = flight.messages
         for piece, owner in zip(self._pieces[slot], self._owners[slot], strict=True):
-            self._decode_add(flight, piece, answers[owner], out[piece.low : piece.high], scale)
+            self._sum(flight, piece, [flight.messages[owner]], out[piece.low : piece.high], scale)
 
     def own_range(self, slot: int) -> slice:
         piece = self._own.get(slot)
@@ -93,9 +91,8 @@ class TwoPhase(Exchange):
 
     def _average(self, flight: Flight, piece: Piece, received: torch.Tensor) -> None:
         """Average this rank's shard of a tensor and encode it again, with the server's residual."""
-        mean = torch.zeros(piece.meta.numel, device=received.device)
-        for message in received:
-            self._decode_add(flight, piece, message, mean, 1 / self.transport.world_size)
+        mean = torch.empty(piece.meta.numel, device=received.device)
+        self._sum(flight, piece, list(received), mean, 1 / self.transport.world_size)
         source = Source(mean, state=flight.sources[piece.slot].server, scratch=mean)
         codec = self.bucket.slots[piece.slot].codec
         clock = flight.clock.of_server(self.transport.world_size)

@@ -159,8 +159,10 @@ class Compressor(ABC):
         memory = None if scratch is None else check_flat(scratch, meta, self._scratch_rows)
         return self._compress(vector, state, ctx, payload, memory)
 
-    def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Decode one payload, or the sum of `ctx.meta.summands` payloads.
+    def decompress(
+        self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None, weight: float = 1.0
+    ) -> torch.Tensor:
+        """Decode one payload, or the sum of `ctx.meta.summands` payloads, and multiply it with `weight`.
 
         Args:
             payload: as `compress` made it; 1-D. Not changed.
@@ -173,9 +175,9 @@ class Compressor(ABC):
         """
         meta = ctx.meta
         payload = self._check_payload(payload, meta)
-        flat = torch.zeros(meta.numel, device=payload.device) if out is None else check_flat(out, meta).zero_()
+        flat = torch.empty(meta.numel, device=payload.device) if out is None else check_flat(out, meta)
         if meta.numel > 0:
-            self._decode_add(payload, ctx, flat, 1.0)
+            self._decode(payload, ctx, flat, weight)
         return flat.view(meta.shape).to(meta.dtype) if out is None else out
 
     def decompress_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float = 1.0) -> None:
@@ -206,6 +208,11 @@ class Compressor(ABC):
     @abstractmethod
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         """`out += weight * decoded`; sizes are checked already, the rest of an untrusted payload is not."""
+
+    def _decode(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        """`out = weight * decoded`: the same as `_decode_add` onto zeros, for which some codecs need one pass only."""
+        kernels.zero(out)
+        self._decode_add(payload, ctx, out, weight)
 
     def _clear(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor) -> None:
         """Zero the elements of `out` (flat) that this rank's payload says all about; most codecs say all of none."""

@@ -44,9 +44,11 @@ class NoCompression(Compressor):
     def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
         return meta.dtype if self.summable(meta) else torch.uint8
 
-    def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
-        if out is not None:
-            return super().decompress(payload, ctx, out)
+    def decompress(
+        self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None, weight: float = 1.0
+    ) -> torch.Tensor:
+        if out is not None or weight != 1.0:
+            return super().decompress(payload, ctx, out, weight)
         payload = self._check_payload(payload, ctx.meta)
         return payload.view(ctx.meta.dtype).clone().view(ctx.meta.shape)  # fp64 stays exact
 
@@ -58,6 +60,9 @@ class NoCompression(Compressor):
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.cast_decode_add(payload.view(ctx.meta.dtype), out, weight)
+
+    def _decode(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        kernels.cast_decode_add(payload.view(ctx.meta.dtype), out, weight, fresh=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,9 @@ class Cast(Compressor):
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.cast_decode_add(payload.view(self.dtype), out, weight * self._divisor(ctx.meta))
+
+    def _decode(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        kernels.cast_decode_add(payload.view(self.dtype), out, weight * self._divisor(ctx.meta), fresh=True)
 
     @property
     def coding(self) -> kernels.Coding:

@@ -53,5 +53,8 @@ class OneBit(Compressor):
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.sign_decode_add(payload, self._length(ctx.meta), out, weight)
 
+    def _decode(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        kernels.sign_decode_add(payload, self._length(ctx.meta), out, weight, fresh=True)
+
     def _length(self, meta: TensorMeta) -> int:
         return self.block or max(1, meta.numel)

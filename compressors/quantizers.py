@@ -46,6 +46,9 @@ class Quantizer(Compressor):
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.levels_decode_add(payload, self.grid, self.block, out, weight)
 
+    def _decode(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        kernels.levels_decode_add(payload, self.grid, self.block, out, weight, fresh=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Integers(Quantizer):
@@ -176,3 +179,6 @@ class TwoBit(Compressor):
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         kernels.two_bit_decode_add(payload, self.block, out, weight)
+
+    def _decode(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        kernels.two_bit_decode_add(payload, self.block, out, weight, fresh=True)

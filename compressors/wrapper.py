@@ -70,8 +70,10 @@ class Wrapper(Compressor):
     def wire_dtype(self, meta: TensorMeta) -> torch.dtype:
         return self._codec(meta).wire_dtype(meta)
 
-    def decompress(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._codec(ctx.meta).decompress(payload, ctx, out)
+    def decompress(
+        self, payload: torch.Tensor, ctx: Context, out: torch.Tensor | None = None, weight: float = 1.0
+    ) -> torch.Tensor:
+        return self._codec(ctx.meta).decompress(payload, ctx, out, weight)
 
     def decompress_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float = 1.0) -> None:
         self._codec(ctx.meta).decompress_add(payload, ctx, out, weight)
@@ -89,3 +91,6 @@ class Wrapper(Compressor):
 
     def _decode_add(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
         self._codec(ctx.meta)._decode_add(payload, ctx, out, weight)
+
+    def _decode(self, payload: torch.Tensor, ctx: Context, out: torch.Tensor, weight: float) -> None:
+        self._codec(ctx.meta)._decode(payload, ctx, out, weight)

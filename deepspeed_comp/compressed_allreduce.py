@@ -168,16 +168,16 @@ def _scales(messages: torch.Tensor) -> torch.Tensor:
 
 def _mean(messages: torch.Tensor, chunk: int) -> torch.Tensor:
     """In rank order, each term scaled before it is added, as DeepSpeed does it."""
-    mean = torch.zeros(chunk, device=messages.device)
-    for message, scale in zip(messages, _scales(messages), strict=True):
-        kernels.sign_unpack_add(message[_SCALE_BYTES:], scale, chunk, mean, 1 / len(messages))
+    mean = torch.empty(chunk, device=messages.device)
+    for rank, (message, scale) in enumerate(zip(messages, _scales(messages), strict=True)):
+        kernels.sign_unpack_add(message[_SCALE_BYTES:], scale, chunk, mean, 1 / len(messages), fresh=not rank)
     return mean
 
 
 def _write(messages: torch.Tensor, chunk: int, buffer: torch.Tensor) -> torch.Tensor:
     """Decode the chunks one after the other into the buffer; the rest of the last one is padding."""
     direct = buffer.dtype == torch.float32 and buffer.is_contiguous()
-    flat = buffer.zero_().view(-1) if direct else torch.zeros(buffer.numel(), device=buffer.device)
+    flat = buffer.view(-1) if direct else torch.empty(buffer.numel(), device=buffer.device)
     for message, scale, part in zip(messages, _scales(messages), flat.split(chunk), strict=False):
-        kernels.sign_unpack_add(message[_SCALE_BYTES:], scale, part.numel(), part, 1.0)
+        kernels.sign_unpack_add(message[_SCALE_BYTES:], scale, part.numel(), part, 1.0, fresh=True)
     return buffer if direct else buffer.copy_(flat.view(buffer.shape))

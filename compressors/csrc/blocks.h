@@ -98,10 +98,17 @@ void each_block(Span range, int64_t block, const Add& add) {
 }
 
 // Calls add(range) for parts of what a decoder adds to, in several threads. They begin with a byte of any payload.
+// Fresh elements become zeros just before: so they are still in the cache.
 template <class Add>
 void over_target(const Target& to, const Add& add) {
-    over_parts(to.n, 4096, workers_for(to.n, to.threads), [&](int64_t begin, int64_t count) {
-        add(Span{begin, count});
+    constexpr int64_t unit = 4096;
+    over_parts(to.n, unit, workers_for(to.n, to.threads), [&](int64_t begin, int64_t count) {
+        if (!to.fresh) return add(Span{begin, count});
+        for (int64_t i = begin, end = begin + count; i < end; i += unit) {
+            const Span part = {i, std::min(unit, end - i)};
+            memset(to.out + part.begin, 0, size_t(part.count) * sizeof(float));
+            add(part);
+        }
     });
 }
 

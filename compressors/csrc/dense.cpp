@@ -1,5 +1,6 @@
 // Checks, copies and casts of all elements.
 
+#include "blocks.h"
 #include "entry.h"
 
 using namespace gw;
@@ -70,8 +71,21 @@ struct CastDecodeAdd {
 GW_API int64_t gw_cast_decode_add(const CastDecodeAdd& a) {
     const Form& form = active();
     const int64_t size = a.dtype == F32 ? 4 : 2;
-    over_parts(a.to.n, PIECE, workers_for(a.to.n, a.to.threads), [&](int64_t begin, int64_t count) {
-        form.cast_add(a.values + size * begin, a.dtype, count, a.to.weight, a.to.out + begin);
+    over_target(a.to, [&](Span range) {
+        form.cast_add(a.values + size * range.begin, a.dtype, range.count, a.to.weight, a.to.out + range.begin);
+    });
+    return DONE;
+}
+
+struct Zero {
+    float* out;
+    int64_t n;
+    int32_t threads;
+};
+GW_API int64_t gw_zero(const Zero& a) {
+    const Form& form = active();
+    over_parts(a.n, PIECE, workers_for(a.n, a.threads), [&](int64_t begin, int64_t count) {
+        form.zero(a.out, begin, count, a.n > CACHED);
     });
     return DONE;
 }

@@ -40,7 +40,7 @@ const Form& active() { return form_of(chosen.load(std::memory_order_relaxed)); }
 }  // namespace gw
 
 // Changes with every change of the entry points: a library of another age is not called.
-GW_API int64_t gw_interface() { return 3; }
+GW_API int64_t gw_interface() { return 4; }
 
 GW_API int64_t gw_isa() { return gw::chosen; }
 

@@ -28,12 +28,12 @@ struct Feed {
     }
 };
 
-// What a decoder adds to: out += weight * payload.
+// What a decoder adds to: out += weight * payload; or, where it is fresh, out = weight * payload.
 struct Target {
     float* out;
     int64_t n;
     float weight;
-    int32_t threads;
+    int16_t threads, fresh;
 };
 
 inline Status judge(uint32_t peak) { return peak < INFINITE ? DONE : NOT_FINITE; }

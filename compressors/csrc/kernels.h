@@ -120,6 +120,8 @@ struct Form {
     uint32_t (*settle)(const Input&, int64_t begin, int64_t count);
     // The same of x, which is copied to `out`.
     uint32_t (*copy)(const Input&, int64_t begin, int64_t count, void* out);
+    // out = 0, written past the cache where that is wanted and can be.
+    void (*zero)(float* out, int64_t begin, int64_t count, bool past_cache);
     // Sum of |p| (order 1) or p^2 (2) over at most PIECE elements, not finite if a p is not; and rest = p.
     double (*sum)(const Input&, int64_t begin, int64_t count, int order);
     void (*sign_pack)(const Input&, int64_t begin, int64_t count, float scale, uint8_t* bits);

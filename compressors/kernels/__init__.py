@@ -46,6 +46,7 @@ __all__ = [
     "two_bit_bytes",
     "two_bit_decode_add",
     "two_bit_encode",
+    "zero",
 ]
 
 all_finite = either(reference.all_finite, native.all_finite)
@@ -71,3 +72,4 @@ top_k_encode = either(reference.top_k_encode, native.top_k_encode)
 total = either(reference.total, native.total)
 two_bit_decode_add = either(reference.two_bit_decode_add, native.two_bit_decode_add)
 two_bit_encode = either(reference.two_bit_encode, native.two_bit_encode)
+zero = either(reference.zero, native.zero)

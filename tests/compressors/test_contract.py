@@ -123,6 +123,16 @@ def test_decompress_add_adds_the_weighted_decoded_tensor(compressor: Compressor,
 
 
 @every_compressor
+@given(case=cases(), weight=st.floats(-2, 2, width=32))
+def test_decompress_is_decompress_add_onto_zeros(compressor: Compressor, case: Case, weight: float) -> None:
+    payload, numel = compressor.compress(case.x, {}, case.ctx).payload, case.ctx.meta.numel
+    out, added = torch.full((numel,), float("nan")), torch.zeros(numel)
+    assert compressor.decompress(payload, case.ctx, out, weight) is out
+    compressor.decompress_add(payload, case.ctx, added, weight)
+    assert as_bytes(out) == as_bytes(added)
+
+
+@every_compressor
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("numel", [1, 8, 2049])
 def test_zeros_decode_to_exact_zeros(compressor: Compressor, dtype: torch.dtype, numel: int) -> None:

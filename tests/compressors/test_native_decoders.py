@@ -21,7 +21,18 @@ from gradwire.compressors.kernels import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from support.native_cases import DTYPES, FORMS, SIZES, VALUES, check_decoder, needs_native, same_bits, shifted, values
+from support.native_cases import (
+    DTYPES,
+    FORMS,
+    SIZES,
+    VALUES,
+    check_decoder,
+    needs_native,
+    running,
+    same_bits,
+    shifted,
+    values,
+)
 
 pytestmark = needs_native
 
@@ -35,12 +46,23 @@ BLOCKS = st.sampled_from([8, 16, 24, 64, 1000, 2048, 65_544, 1 << 20])
 def test_casts(data: st.DataObject, n: int, dtype: torch.dtype, kind: str, seed: int) -> None:
     sent = shifted(values(kind, n, seed).to(dtype), data.draw(offsets))  # what fp16 cannot hold is inf
     weight, count = data.draw(weights), data.draw(threads)
+    fresh = data.draw(st.booleans())
     check_decoder(
         data.draw(forms),
         values("normal", n, seed + 1),
-        lambda out: reference.cast_decode_add(sent, out, weight),
-        lambda out: native.cast_decode_add(sent, out, weight, count),
+        lambda out: reference.cast_decode_add(sent, out, weight, fresh=fresh),
+        lambda out: native.cast_decode_add(sent, out, weight, count, fresh=fresh),
     )
+
+
+@given(data=st.data(), n=SIZES, start=st.integers(0, 16))
+def test_zeros(data: st.DataObject, n: int, start: int) -> None:
+    """At any address, and nothing beside them."""
+    around = torch.full((start + n + 16,), float("nan"))
+    with running(data.draw(forms)):
+        native.zero(around[start : start + n], data.draw(threads))
+    assert not around[start : start + n].any()
+    assert int(around.isnan().sum()) == start + 16
 
 
 @given(isa=forms)
@@ -68,11 +90,12 @@ def test_signs(data: st.DataObject, n: int, block: int, kind: str, seed: int) ->
     assert reference.sign_encode(Feed(values(kind, n, seed)), block, 1, payload)
     broken_scale(data, payload, blocks_of(n, block))
     weight, count, odd = data.draw(weights), data.draw(threads), shifted(payload, data.draw(offsets))
+    fresh = data.draw(st.booleans())
     check_decoder(
         data.draw(forms),
         values("normal", n, seed + 1),
-        lambda out: reference.sign_decode_add(payload, block, out, weight),
-        lambda out: native.sign_decode_add(odd, block, out, weight, count),
+        lambda out: reference.sign_decode_add(payload, block, out, weight, fresh=fresh),
+        lambda out: native.sign_decode_add(odd, block, out, weight, count, fresh=fresh),
     )
 
 
@@ -80,11 +103,12 @@ def test_signs(data: st.DataObject, n: int, block: int, kind: str, seed: int) ->
 def test_signs_apart_from_their_scales(data: st.DataObject, n: int, block: int, seed: int) -> None:
     bits = torch.randint(256, ((n + 7) // 8,), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
     scales, weight, count = values("normal", blocks_of(n, block), seed), data.draw(weights), data.draw(threads)
+    fresh = data.draw(st.booleans())
     check_decoder(
         data.draw(forms),
         values("normal", n, seed + 1),
-        lambda out: reference.sign_unpack_add(bits, scales, block, out, weight),
-        lambda out: native.sign_unpack_add(bits, scales, block, out, weight, count),
+        lambda out: reference.sign_unpack_add(bits, scales, block, out, weight, fresh=fresh),
+        lambda out: native.sign_unpack_add(bits, scales, block, out, weight, count, fresh=fresh),
     )
 
 
@@ -98,11 +122,12 @@ def test_levels(grid: Grid, data: st.DataObject, n: int, block: int, kind: str, 
     codes[-256:] = torch.arange(256)[-codes.numel() :]  # also those that no encoder writes
     broken_scale(data, payload, blocks_of(n, block))
     weight, count, odd = data.draw(weights), data.draw(threads), shifted(payload, data.draw(offsets))
+    fresh = data.draw(st.booleans())
     check_decoder(
         data.draw(forms),
         values("normal", n, seed + 1),
-        lambda out: reference.levels_decode_add(payload, grid, block, out, weight),
-        lambda out: native.levels_decode_add(odd, grid, block, out, weight, count),
+        lambda out: reference.levels_decode_add(payload, grid, block, out, weight, fresh=fresh),
+        lambda out: native.levels_decode_add(odd, grid, block, out, weight, count, fresh=fresh),
     )
 
 
@@ -113,11 +138,12 @@ def test_two_bits(data: st.DataObject, n: int, block: int, seed: int) -> None:
     magnitudes.copy_(values("heavy", magnitudes.numel(), seed).abs())
     broken_scale(data, payload, magnitudes.numel())
     weight, count, odd = data.draw(weights), data.draw(threads), shifted(payload, data.draw(offsets))
+    fresh = data.draw(st.booleans())
     check_decoder(
         data.draw(forms),
         values("normal", n, seed + 1),
-        lambda out: reference.two_bit_decode_add(payload, block, out, weight),
-        lambda out: native.two_bit_decode_add(odd, block, out, weight, count),
+        lambda out: reference.two_bit_decode_add(payload, block, out, weight, fresh=fresh),
+        lambda out: native.two_bit_decode_add(odd, block, out, weight, count, fresh=fresh),
     )
 
 

@@ -36,7 +36,7 @@ WRAPPERS: list[tuple[Callable[[Compressor], Wrapper], set[str]]] = [
 def facts() -> set[str]:
     """Everything that a codec says about itself, and does; `compress` is made of these."""
     public = {name for name in dir(Compressor) if not name.startswith("_")}
-    return public - {"compress"} | {"_clear", "_compress", "_encode", "_decode_add"}
+    return public - {"compress"} | {"_clear", "_compress", "_encode", "_decode", "_decode_add"}
 
 
 def probe(answers: dict[str, Any], asked: set[str]) -> Compressor:
@@ -69,7 +69,9 @@ def changed(wrap: Callable[[Compressor], Wrapper]) -> set[str]:
     def is_passed_on(name: str) -> bool:
         asked.clear()
         answer = ask(wrapper, name, ARGUMENTS)
-        return name in asked and (answer is answers[name] or name.endswith(("_add", "_clear")))  # those return nothing
+        return name in asked and (
+            answer is answers[name] or name.endswith(("_add", "_decode", "_clear"))
+        )  # those return nothing
 
     return {name for name in answers if not is_passed_on(name)}
 

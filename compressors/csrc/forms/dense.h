@@ -39,6 +39,12 @@ static uint32_t copy(const Input& in, int64_t begin, int64_t count, void* out) {
     return settle({in.x, nullptr, static_cast<float*>(out), 1, F32, in.stream}, begin, count);
 }
 
+static void zero(float* out, int64_t begin, int64_t count, bool past_cache) {
+    const F nothing = splat(0);
+    each_settled({nullptr, nullptr, out, 1, F32, past_cache}, begin, count,
+                 [&](auto lanes, int64_t i, const Rest& rest) { rest.put(i, nothing, lanes); });
+}
+
 template <class S, class T>
 GW_INLINE uint32_t cast_as(const S& p, const Rest& rest, int64_t begin, int64_t count, float divisor, T* out,
                            bool past_cache, int64_t* saturated) {

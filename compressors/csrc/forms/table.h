@@ -11,7 +11,7 @@
 #include "levels.h"
 
 constexpr Form make_table() {
-    return {peak,      settle,  copy,       sum,         sign_pack, quantize,      sum_apart, two_bit_pack,
+    return {peak,      settle,  copy,       zero,   sum,         sign_pack, quantize,      sum_apart, two_bit_pack,
             cast,      gather,  places,     sample,      survey,    count,         histogram, emit,
             pick,      emit_settling,       sign_add,    levels_add, two_bit_add,  cast_add};
 }

@@ -8,7 +8,7 @@ thread.
 from __future__ import annotations
 
 from .coded import coded_decode_add, coded_encode
-from .dense import all_finite, cast_decode_add, cast_encode, copy, total
+from .dense import all_finite, cast_decode_add, cast_encode, copy, total, zero
 from .draw import draw, draw_decode_add, draw_encode
 from .entry import available, isa, why_not
 from .levels import levels_decode_add, levels_encode, two_bit_decode_add, two_bit_encode
@@ -42,4 +42,5 @@ __all__ = [
     "two_bit_decode_add",
     "two_bit_encode",
     "why_not",
+    "zero",
 ]

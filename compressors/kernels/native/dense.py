@@ -9,13 +9,14 @@ from ..feed import Feed
 from .entry import entry, threads_for
 from .records import DTYPES, expect, fields, misfit
 
-__all__ = ["all_finite", "cast_decode_add", "cast_encode", "copy", "total"]
+__all__ = ["all_finite", "cast_decode_add", "cast_encode", "copy", "total", "zero"]
 
 _all_finite = entry("all_finite")
 _cast_decode_add = entry("cast_decode_add")
 _cast_encode = entry("cast_encode")
 _copy = entry("copy")
 _total = entry("total")
+_zero = entry("zero")
 
 
 def all_finite(x: torch.Tensor, threads: int | None = None) -> bool:
@@ -37,6 +38,12 @@ def total(feed: Feed, threads: int | None = None) -> tuple[torch.Tensor, bool]:
     return out, not _total(*what, threads or threads_for(n))
 
 
+def zero(out: torch.Tensor, threads: int | None = None) -> None:
+    n = out.numel()
+    expect(out, n)
+    _zero(out.data_ptr(), n, threads or threads_for(n))
+
+
 def cast_encode(feed: Feed, divisor: float, out: torch.Tensor, threads: int | None = None) -> int:
     what, n = fields(feed)
     dtype = DTYPES[out.dtype]
@@ -45,8 +52,10 @@ def cast_encode(feed: Feed, divisor: float, out: torch.Tensor, threads: int | No
     return _cast_encode(*what, out.data_ptr(), divisor, dtype, threads or threads_for(n))
 
 
-def cast_decode_add(values: torch.Tensor, out: torch.Tensor, weight: float, threads: int | None = None) -> None:
+def cast_decode_add(
+    values: torch.Tensor, out: torch.Tensor, weight: float, threads: int | None = None, *, fresh: bool = False
+) -> None:
     n, dtype = out.numel(), values.dtype
     expect(out, n)
     expect(values, n, dtype)
-    _cast_decode_add(values.data_ptr(), out.data_ptr(), n, weight, threads or threads_for(n), DTYPES[dtype])
+    _cast_decode_add(values.data_ptr(), out.data_ptr(), n, weight, threads or threads_for(n), fresh, DTYPES[dtype])

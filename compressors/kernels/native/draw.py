@@ -39,4 +39,4 @@ def draw_decode_add(
     reference.check_draw(n, k, seed)
     expect(out, n)
     expect(values, k)
-    _draw_decode_add(values.data_ptr(), k, seed, out.data_ptr(), n, weight, threads or threads_for(n), scaled)
+    _draw_decode_add(values.data_ptr(), k, seed, out.data_ptr(), n, weight, threads or threads_for(n), False, scaled)

@@ -28,12 +28,19 @@ def levels_encode(
 
 
 def levels_decode_add(
-    payload: torch.Tensor, grid: Grid, block: int, out: torch.Tensor, weight: float, threads: int | None = None
+    payload: torch.Tensor,
+    grid: Grid,
+    block: int,
+    out: torch.Tensor,
+    weight: float,
+    threads: int | None = None,
+    *,
+    fresh: bool = False,
 ) -> None:
     n = out.numel()
     expect(out, n)
     expect_bytes(payload, levels_bytes(n, block, grid))
-    to = out.data_ptr(), n, weight, threads or threads_for(n)
+    to = out.data_ptr(), n, weight, threads or threads_for(n), fresh
     if status := _levels_decode_add(payload.data_ptr(), block, *to, grid.number):
         refused(status, reference.levels_decode_add, payload, grid, block, out, weight)
 
@@ -45,10 +52,17 @@ def two_bit_encode(feed: Feed, block: int, payload: torch.Tensor, threads: int |
 
 
 def two_bit_decode_add(
-    payload: torch.Tensor, block: int, out: torch.Tensor, weight: float, threads: int | None = None
+    payload: torch.Tensor,
+    block: int,
+    out: torch.Tensor,
+    weight: float,
+    threads: int | None = None,
+    *,
+    fresh: bool = False,
 ) -> None:
     n = out.numel()
     expect(out, n)
     expect_bytes(payload, two_bit_bytes(n, block))
-    if status := _two_bit_decode_add(payload.data_ptr(), block, out.data_ptr(), n, weight, threads or threads_for(n)):
+    to = out.data_ptr(), n, weight, threads or threads_for(n), fresh
+    if status := _two_bit_decode_add(payload.data_ptr(), block, *to):
         refused(status, reference.two_bit_decode_add, payload, block, out, weight)

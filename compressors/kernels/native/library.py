@@ -27,20 +27,21 @@ __all__ = ["ISAS", "Loaded", "load"]
 ISAS = ("plain", "avx2", "avx512")
 
 #: of csrc/dispatch.cpp; another one has other entry points
-_INTERFACE = 3
+_INTERFACE = 4
 
 _REMEDY = (
     "With a C++17 compiler in place (g++ or clang++), pip install --force-reinstall --no-deps --no-binary gradwire "
     "gradwire builds it; in a checkout, pip install -e ."
 )
 
-#: x, residual, rest, n, decay, dtype; out, n, weight, threads; and payload, n, k, width, exact; how values are coded
-_FEED, _TARGET, _WHERE, _CODING = "PPPqfi", "Pqfi", "Pqqii", "qQiii"
+#: x, residual, rest, n, decay, dtype; out, n, weight, threads, fresh; payload, n, k, width, exact; how values are coded
+_FEED, _TARGET, _WHERE, _CODING = "PPPqfi", "Pqfhh", "Pqqii", "qQiii"
 #: entry points, and what their records are packed of, as `struct` writes it; see csrc/entry.h
 _RECORDS = {
     "all_finite": "Pqii",
     "copy": "PPqii",
     "total": _FEED + "i",
+    "zero": "Pqi",
     "cast_encode": _FEED + "Pfii",
     "cast_decode_add": "P" + _TARGET + "i",
     "sign_encode": _FEED + "qPii",

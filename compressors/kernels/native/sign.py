@@ -25,12 +25,19 @@ def sign_encode(feed: Feed, block: int, order: int, payload: torch.Tensor, threa
 
 
 def sign_decode_add(
-    payload: torch.Tensor, block: int, out: torch.Tensor, weight: float, threads: int | None = None
+    payload: torch.Tensor,
+    block: int,
+    out: torch.Tensor,
+    weight: float,
+    threads: int | None = None,
+    *,
+    fresh: bool = False,
 ) -> None:
     n = out.numel()
     expect(out, n)
     expect_bytes(payload, sign_bytes(n, block))
-    if status := _sign_decode_add(payload.data_ptr(), block, out.data_ptr(), n, weight, threads or threads_for(n)):
+    to = out.data_ptr(), n, weight, threads or threads_for(n), fresh
+    if status := _sign_decode_add(payload.data_ptr(), block, *to):
         refused(status, reference.sign_decode_add, payload, block, out, weight)
 
 
@@ -41,11 +48,18 @@ def sign_pack(x: torch.Tensor, bits: torch.Tensor, threads: int | None = None) -
 
 
 def sign_unpack_add(
-    bits: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tensor, weight: float, threads: int | None = None
+    bits: torch.Tensor,
+    scales: torch.Tensor,
+    block: int,
+    out: torch.Tensor,
+    weight: float,
+    threads: int | None = None,
+    *,
+    fresh: bool = False,
 ) -> None:
     n, blocks = out.numel(), blocks_of(out.numel(), block)
     expect(out, n)
     expect(scales, blocks)
     expect_bytes(bits, sign_bytes(n, block) - SCALE_BYTES * blocks)
     where = bits.data_ptr(), scales.data_ptr()
-    _sign_unpack_add(*where, block, out.data_ptr(), n, weight, threads or threads_for(n))
+    _sign_unpack_add(*where, block, out.data_ptr(), n, weight, threads or threads_for(n), fresh)

@@ -7,7 +7,7 @@ outputs are written in place, so that each signature can be filled by a function
 from __future__ import annotations
 
 from .coded import coded_decode_add, coded_encode
-from .dense import all_finite, cast_decode_add, cast_encode, copy, total
+from .dense import all_finite, cast_decode_add, cast_encode, copy, total, zero
 from .draw import check_draw, draw, draw_decode_add, draw_encode
 from .levels import levels_decode_add, levels_encode
 from .sign import sign_decode_add, sign_encode, sign_pack, sign_unpack_add
@@ -39,4 +39,5 @@ __all__ = [
     "total",
     "two_bit_decode_add",
     "two_bit_encode",
+    "zero",
 ]

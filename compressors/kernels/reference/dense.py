@@ -7,7 +7,7 @@ import torch
 from ..feed import Feed
 from .pieces import spans
 
-__all__ = ["all_finite", "cast_decode_add", "cast_encode", "copy", "total"]
+__all__ = ["all_finite", "cast_decode_add", "cast_encode", "copy", "total", "zero"]
 
 
 def all_finite(x: torch.Tensor) -> bool:
@@ -35,6 +35,11 @@ def total(feed: Feed) -> tuple[torch.Tensor, bool]:
     return flat, all_finite(flat)
 
 
+def zero(out: torch.Tensor) -> None:
+    """`out = 0`, which is flat."""
+    out.zero_()
+
+
 def cast_encode(feed: Feed, divisor: float, out: torch.Tensor) -> int:
     """`out = x / divisor` in out's dtype; magnitudes of x beyond its range saturate.
 
@@ -59,7 +64,12 @@ def cast_encode(feed: Feed, divisor: float, out: torch.Tensor) -> int:
     return saturated
 
 
-def cast_decode_add(values: torch.Tensor, out: torch.Tensor, weight: float) -> None:
-    """`out += weight * values`, whatever floating dtype the values have; the product is formed in fp32."""
+def cast_decode_add(values: torch.Tensor, out: torch.Tensor, weight: float, *, fresh: bool = False) -> None:
+    """`out += weight * values`, whatever floating dtype the values have; the product is formed in fp32.
+
+    Where `out` is `fresh`, onto zeros.
+    """
+    if fresh:
+        out.zero_()
     for span in spans(out.numel()):
         out[span].add_(values[span].to(torch.float32).mul(weight))

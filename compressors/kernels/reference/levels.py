@@ -46,14 +46,20 @@ def levels_encode(feed: Feed, grid: Grid, block: int, seed: int | None, payload:
     return True
 
 
-def levels_decode_add(payload: torch.Tensor, grid: Grid, block: int, out: torch.Tensor, weight: float) -> None:
-    """`out += weight * scale * level`. All codes of floats are finite, also those that elsewhere mean inf and NaN.
+def levels_decode_add(
+    payload: torch.Tensor, grid: Grid, block: int, out: torch.Tensor, weight: float, *, fresh: bool = False
+) -> None:
+    """`out += weight * scale * level`, onto zeros where `out` is `fresh`.
+
+    All codes of floats are finite, also those that elsewhere mean inf and NaN.
 
     Raises:
         PayloadError: a scale is negative, infinite or NaN; nothing was added.
     """
     scales, levels = sections(payload, out.numel(), block)
     check_scales(scales)
+    if fresh:
+        out.zero_()
     _add(levels, scales, block, grid, out, weight)
 
 

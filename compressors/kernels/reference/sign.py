@@ -40,15 +40,17 @@ def sign_encode(feed: Feed, block: int, order: int, payload: torch.Tensor) -> bo
     return True
 
 
-def sign_decode_add(payload: torch.Tensor, block: int, out: torch.Tensor, weight: float) -> None:
-    """`out += weight * scale` where the bit is 1, `-weight * scale` where it is 0.
+def sign_decode_add(
+    payload: torch.Tensor, block: int, out: torch.Tensor, weight: float, *, fresh: bool = False
+) -> None:
+    """`out += weight * scale` where the bit is 1, `-weight * scale` where it is 0; onto zeros where `out` is `fresh`.
 
     Raises:
         PayloadError: a scale is negative, infinite or NaN; nothing was added.
     """
     scales, bits = sections(payload, out.numel(), block)
     check_scales(scales)
-    sign_unpack_add(bits, scales, block, out, weight)
+    sign_unpack_add(bits, scales, block, out, weight, fresh=fresh)
 
 
 def sign_pack(x: torch.Tensor, bits: torch.Tensor) -> None:
@@ -58,8 +60,12 @@ def sign_pack(x: torch.Tensor, bits: torch.Tensor) -> None:
         bits[span.start // 8 : span.start // 8 + packed.numel()] = packed
 
 
-def sign_unpack_add(bits: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tensor, weight: float) -> None:
+def sign_unpack_add(
+    bits: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tensor, weight: float, *, fresh: bool = False
+) -> None:
     """As `sign_decode_add`, with scales of any kind."""
+    if fresh:
+        out.zero_()
     table = _signs(out.device)
     weighted = scales * weight
     for part in blocks(out.numel(), block):

@@ -42,14 +42,18 @@ def two_bit_encode(feed: Feed, block: int, payload: torch.Tensor) -> bool:
     return True
 
 
-def two_bit_decode_add(payload: torch.Tensor, block: int, out: torch.Tensor, weight: float) -> None:
-    """`out += weight * ±magnitude`.
+def two_bit_decode_add(
+    payload: torch.Tensor, block: int, out: torch.Tensor, weight: float, *, fresh: bool = False
+) -> None:
+    """`out += weight * ±magnitude`, onto zeros where `out` is `fresh`.
 
     Raises:
         PayloadError: a magnitude is negative, infinite or NaN; nothing was added.
     """
     magnitudes, codes = _sections(payload, out.numel(), block)
     check_scales(magnitudes)
+    if fresh:
+        out.zero_()
     _add(codes, magnitudes, block, out, weight)
 
 

@@ -71,8 +71,10 @@ def cast_encode(feed: Feed, divisor: float, out: torch.Tensor) -> torch.Tensor:
     return count.clamp_(min=-1)
 
 
-def cast_decode_add(values: torch.Tensor, out: torch.Tensor, weight: float) -> None:
+def cast_decode_add(values: torch.Tensor, out: torch.Tensor, weight: float, *, fresh: bool = False) -> None:
     """As the reference."""
+    if fresh:
+        out.zero_()
     launch_over(out.numel(), _cast_add, values, out, out.numel(), weight)
 
 

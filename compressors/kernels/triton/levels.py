@@ -35,8 +35,12 @@ def levels_encode(feed: Feed, grid: Grid, block: int, seed: int | None, payload:
     return finite
 
 
-def levels_decode_add(payload: torch.Tensor, grid: Grid, block: int, out: torch.Tensor, weight: float) -> None:
+def levels_decode_add(
+    payload: torch.Tensor, grid: Grid, block: int, out: torch.Tensor, weight: float, *, fresh: bool = False
+) -> None:
     """As the reference; where a scale is negative, infinite or NaN, its block becomes NaN, and so does `out[0]`."""
+    if fresh:
+        out.zero_()
     tiles = _tiles(out.numel(), block, grid)
     scales, levels = sections(payload, tiles)
     alone = decode_check(tiles, scales, out)

@@ -29,8 +29,12 @@ def sign_encode(feed: Feed, block: int, order: int, payload: torch.Tensor) -> to
     return finite
 
 
-def sign_decode_add(payload: torch.Tensor, block: int, out: torch.Tensor, weight: float) -> None:
+def sign_decode_add(
+    payload: torch.Tensor, block: int, out: torch.Tensor, weight: float, *, fresh: bool = False
+) -> None:
     """As the reference; where a scale is negative, infinite or NaN, its block becomes NaN, and so does `out[0]`."""
+    if fresh:
+        out.zero_()
     tiles = tiles_of(out.numel(), block, _OCTET)
     scales, bits = sections(payload, tiles)
     alone = decode_check(tiles, scales, out)
@@ -42,8 +46,12 @@ def sign_pack(x: torch.Tensor, bits: torch.Tensor) -> None:
     tiles_of(x.numel(), x.numel(), _OCTET).launch(_pack, x, bits)
 
 
-def sign_unpack_add(bits: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tensor, weight: float) -> None:
+def sign_unpack_add(
+    bits: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tensor, weight: float, *, fresh: bool = False
+) -> None:
     """As `sign_decode_add`, with scales of any kind."""
+    if fresh:
+        out.zero_()
     tiles = tiles_of(out.numel(), block, _OCTET)
     tiles.launch(_decode, bits, scales, tiles.blocks, out, weight, CHECKED=False, ALONE=False)
 

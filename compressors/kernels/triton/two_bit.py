@@ -33,10 +33,14 @@ def two_bit_encode(feed: Feed, block: int, payload: torch.Tensor) -> torch.Tenso
     return finite
 
 
-def two_bit_decode_add(payload: torch.Tensor, block: int, out: torch.Tensor, weight: float) -> None:
+def two_bit_decode_add(
+    payload: torch.Tensor, block: int, out: torch.Tensor, weight: float, *, fresh: bool = False
+) -> None:
     """As the reference; where a magnitude is negative, infinite or NaN, what it stands for becomes NaN, and so does
     `out[0]`.
     """
+    if fresh:
+        out.zero_()
     tiles = tiles_of(out.numel(), block, _QUARTET)
     magnitudes, codes = _sections(payload, tiles)
     alone = decode_check(tiles, magnitudes, out)

@@ -96,4 +96,6 @@ def test_added_casts(n: int, dtype: torch.dtype) -> None:
     mine = there(out)
     kernels.cast_decode_add(there(added), mine, 0.3)
     reference.cast_decode_add(added, out, 0.3)
+    kernels.cast_decode_add(there(added), mine, 0.4, fresh=True)
+    reference.cast_decode_add(added, out, 0.4, fresh=True)
     assert same(mine, out)

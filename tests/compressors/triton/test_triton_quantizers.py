@@ -63,6 +63,9 @@ def check_means(case: Case, kind: str, at: int, nbytes: int, *options: int) -> N
     decode(mine, options[0], out, 0.3)
     getattr(kernels, f"{kind}_decode_add")(payload, options[0], added, 0.3)
     assert same(added, out)
+    decode(mine, options[0], out, 0.4, fresh=True)
+    getattr(kernels, f"{kind}_decode_add")(payload, options[0], added, 0.4, fresh=True)
+    assert same(added, out)
 
 
 def check_sign(case: Case, block: int, order: int) -> None:

@@ -64,6 +64,8 @@ class AllReduce(Exchange):
     def view(self, flight: Flight, slot: int, scale: float) -> torch.Tensor | None:
         if not self._identity:
             return None
+        if scale == 0.0:  # what others ask for must not become zero
+            return torch.zeros_like(flight.sources[slot].grad)
         if flight.scale is None:
             # one pass over the bucket; who asks for different scales pays for the difference
             flight.scale = scale

@@ -127,6 +127,8 @@ class Bundled(Exchange):
         home = self._homes[slot]
         if not self._is_joined(slot):
             return self._inner.view(self._within(flight), home, scale)
+        if scale == 0.0:  # what others ask for must not become zero
+            return torch.zeros_like(flight.sources[slot].grad)
         if home not in flight.flats:
             flat = torch.empty(self._bundles[home].slot.meta.numel, device=flight.sources[slot].grad.device)
             self._inner.mean(self._within(flight), home, flat, scale)

@@ -199,10 +199,11 @@ class Exchange(ABC):
         pairs = zip(pieces, messages, strict=True)
         try:
             results = [self._compress(flight, source, codec, *pair, clock, first) for pair in pairs]
+            # of a piece that is not finite there is no new state; the step will not count
+            return _join(codec, source, results) if flight.finite else source.state
         except Exception as error:
             flight.error = error
             return source.state
-        return _join(codec, source, results)
 
     def _compress(
         self,

@@ -25,8 +25,6 @@ from .worker import Worker, check_overlap
 
 __all__ = ["GradientReducer"]
 
-MIB = 1 << 20
-
 ALONE = "one process: gradients are used as they are, nothing is compressed"
 
 #: what a tensor has that keeps nothing, or nothing yet; states are never changed
@@ -66,7 +64,7 @@ class GradientReducer:
         transport: Transport,
         *,
         name: str = "gradwire",
-        bucket_bytes: int = 25 * MIB,
+        bucket_bytes: int = 25 << 20,
         exchange: str = "auto",
         timeout: float = 60.0,
         seed: int = 0,
@@ -269,7 +267,9 @@ class GradientReducer:
         try:
             yield
         except TransportError as error:
-            self._arriving, self._broken = None, error
+            step, self._arriving, self._broken = self._arriving, None, error
+            if step is not None:
+                step.stop()
             raise
 
     def _commit(self, step: Step) -> None:

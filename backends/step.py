@@ -83,7 +83,7 @@ class Step:
     def launch(self) -> None:
         """Take every action that need not wait for gradients, for other ranks or for the network."""
         with self._turn:
-            while self._take_ready():
+            while self._failure is None and self._take_ready():
                 pass
 
     def notify(self) -> None:
@@ -93,13 +93,22 @@ class Step:
     def follow(self) -> None:
         """Take actions as soon as they are ready, until someone settles the step. Runs in a thread of its own."""
         pause, longest = PAUSES
-        while self._actions and self._failure is None and not self._is_settling:
-            self._news.clear()
+        while self._follows():
             if self._try_ready():
                 pause = PAUSES[0]
             else:
                 self._news.wait(pause if self._has_to_look else None)
                 pause = min(2 * pause, longest)
+
+    def stop(self) -> None:
+        """Let the follower go: whoever settles the step goes on alone, or nobody does."""
+        self._settling_since = min(self._settling_since, perf_counter())
+        self._news.set()
+
+    def _follows(self) -> bool:
+        # news come after what they are about: those that are missed here were about something that is seen below
+        self._news.clear()
+        return bool(self._actions) and self._failure is None and not self._is_settling
 
     @property
     def _is_settling(self) -> bool:
@@ -116,15 +125,15 @@ class Step:
         return self._actions[:1] if self._ordered else self._actions
 
     def _try_ready(self) -> bool:
-        try:
-            with self._turn:
-                begun = perf_counter()
+        with self._turn:
+            begun = perf_counter()
+            try:
                 taken = not self._is_settling and self._take_ready()
-                self._times.overlapped += max(0.0, min(perf_counter(), self._settling_since) - begun) if taken else 0.0
-                return taken
-        except Exception as error:  # raised where the step is settled
-            self._failure = error
-            return True
+            except Exception as error:  # raised where the step is settled
+                self._failure = error
+                return True
+            self._times.overlapped += max(0.0, min(perf_counter(), self._settling_since) - begun) if taken else 0.0
+            return taken
 
     def _take_ready(self) -> bool:
         for action in self._candidates:
@@ -167,8 +176,7 @@ class Step:
             PeerError: a codec raised on another rank. If it raised here, its own exception is raised.
             PayloadError: another rank sent what does not belong to this step.
         """
-        self._settling_since = perf_counter()
-        self._news.set()
+        self.stop()
         with self._turn:
             self._finish_all(timeout)
         self._raise_failures()

@@ -22,6 +22,9 @@ class Follower(Protocol):
     def notify(self) -> None:
         """There is more to do. May be called while it follows, and by any thread."""
 
+    def stop(self) -> None:
+        """There is nothing more to do. As `notify`."""
+
 
 class Worker:
     """One thread; it starts with the first that it is given, and ends with its owner.
@@ -34,14 +37,16 @@ class Worker:
         self._name = name
         self._inbox: SimpleQueue[Follower | None] = SimpleQueue()
         self._started = False
-        self._latest: weakref.ref[Follower] | None = None
+        #: the follower that was given last, as long as it lives
+        self._latest: weakref.WeakSet[Follower] = weakref.WeakSet()
 
     def rouse(self, follower: Follower) -> None:
         """Run it; where it runs already, tell it that there is more to do."""
-        if self._latest is not None and self._latest() is follower:
+        if follower in self._latest:
             follower.notify()
             return
-        self._latest = weakref.ref(follower)
+        self._latest.clear()
+        self._latest.add(follower)
         self._start()
         self._inbox.put(follower)
 
@@ -49,7 +54,7 @@ class Worker:
         if not self._started:
             self._started = True
             threading.Thread(target=_serve, args=(self._inbox,), name=self._name, daemon=True).start()
-            weakref.finalize(self, self._inbox.put, None)
+            weakref.finalize(self, _end, self._inbox, self._latest)
 
 
 def check_overlap(overlap: object, transport: Transport) -> None:
@@ -65,6 +70,12 @@ def check_overlap(overlap: object, transport: Transport) -> None:
             f"overlap=True starts collectives in another thread, and {transport.kind} was initialised for one "
             "only: initialise it with MPI_THREAD_MULTIPLE, or leave overlap out"
         )
+
+
+def _end(inbox: SimpleQueue[Follower | None], latest: weakref.WeakSet[Follower]) -> None:
+    for follower in latest:
+        follower.stop()
+    inbox.put(None)
 
 
 def _serve(inbox: SimpleQueue[Follower | None]) -> None:

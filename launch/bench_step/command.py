@@ -52,12 +52,17 @@ def run_places(options: argparse.Namespace, console: Console) -> list[dict[str, 
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """In this block SIGTERM is an exit like any other, which takes the ranks along."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """In this block SIGTERM and SIGHUP, unless ignored, are exits like any other, which take the ranks along."""
+    numbers = [signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.getsignal(number) for number in numbers}
+    heeded = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in heeded:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in heeded.items():
+            signal.signal(number, handler)
 
 
 def check(options: argparse.Namespace) -> None:

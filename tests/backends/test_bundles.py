@@ -109,3 +109,21 @@ def test_a_hundred_biases_are_one_payload(monkeypatch: pytest.MonkeyPatch) -> No
 
     run_ranks(2, rank_main)
     assert calls == [1000, 1000]
+
+
+@pytest.mark.parametrize("compressor", [TopK(ratio=0.1), NoCompression()], ids=repr)
+def test_a_scale_of_zero_leaves_the_means_of_other_tensors_alone(compressor: Compressor) -> None:
+    names = ("b1", "scalar", "b2", "w1")
+    by_name = {meta.name: meta for meta in METAS}
+
+    def rank_main(transport: Transport) -> None:
+        reducer = GradientReducer(with_defaults(compressor), transport)
+        reducer.register([by_name[name] for name in names])
+        for name in names:
+            reducer.ready(name, torch.ones(by_name[name].shape))
+        assert not reducer.wait("b1", scale=0.0).any()
+        for name in names[1:]:
+            mean = reducer.wait(name, scale=2.0)
+            assert bool((mean == 2.0).all()) or name == "w1"
+
+    run_ranks(3, rank_main)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
 import torch
 from gradwire import ConfigError, MismatchError, OneBit, PeerError, TopK
 from gradwire.backends import GradientReducer, LocalTransport, Transport, registry, run_ranks
+from gradwire.backends.exchange import Clock
+from gradwire.backends.schedule import Action
+from gradwire.backends.step import Step
 from gradwire.compressors.errors import TransportError, TransportTimeout
-from support.overlapping import FOUR, HOSTS, SECONDS, reducer_of
+from support.overlapping import FOUR, HOSTS, SECONDS, eventually, reducer_of, threads
 from support.reducing import assert_ranks_equal, one_step
 from support.truncating import Trap, Truncated
 
@@ -99,3 +103,54 @@ def test_what_cannot_be_is_refused() -> None:
     GradientReducer(OneBit(), transport)
     with pytest.raises(ConfigError, match="local was initialised for one only: initialise it with MPI_THREAD_MULTIPLE"):
         GradientReducer(OneBit(), transport, overlap=True)
+
+
+def test_a_step_that_is_settled_while_its_follower_looks_away_lets_it_go() -> None:
+    """What is said just before the follower forgets the news, it sees."""
+    step = Step([], Clock(0, 0, 0), ordered=False, overlap=True)
+
+    class Forgetful(threading.Event):
+        def clear(self) -> None:
+            step.stop()
+            super().clear()
+
+    step._news = Forgetful()
+    step._actions = [Action(0, 0)]
+    step._sources, step._sizes = [{}], [1]
+    follower = threading.Thread(target=step.follow, daemon=True)
+    follower.start()
+    follower.join(SECONDS)
+    assert not follower.is_alive()
+
+
+def test_the_thread_of_a_reducer_that_is_dropped_in_mid_step_ends() -> None:
+    started = threading.Barrier(2)
+
+    def rank_main(transport: Transport) -> None:
+        reducer = reducer_of(transport, OneBit(), exchange="two_phase", name="dropped")
+        for name in ("a", "b"):
+            reducer.ready(name, torch.ones(40, 40))
+        started.wait(SECONDS)
+        assert len(threads("dropped")) == 2
+        started.wait(SECONDS)
+        del reducer
+        gc.collect()
+        assert eventually(lambda: not threads("dropped"))
+
+    run_ranks(2, rank_main)
+
+
+def test_a_start_that_fails_lets_the_thread_of_its_step_go() -> None:
+    def break_down(rank: int, name: str) -> None:
+        if name.endswith(".3.scatter"):
+            raise TransportError("the cable is gone")
+
+    def rank_main(transport: Transport) -> None:
+        reducer = reducer_of(transport, OneBit(), exchange="two_phase", name="failed", timeout=0.5)
+        with pytest.raises(TransportError):
+            one_step(reducer, FOUR, 0)
+        del reducer
+        gc.collect()
+        assert eventually(lambda: not threads("failed"))
+
+    run_ranks(2, rank_main, hook=break_down)

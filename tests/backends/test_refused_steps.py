@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from gradwire import FP16, Compressor, Int8, NoCompression, RandomK, TopK, with_defaults
+from gradwire import FP16, Compressor, Int8, NoCompression, OneBit, RandomK, TopK, with_defaults
 from gradwire.backends import GradientReducer, Statistics, Transport, run_ranks
 from support.reducing import (
     COMPRESSORS,
@@ -153,3 +153,32 @@ def test_16_bit_gradients_are_refused_alike(compressor: Compressor) -> None:
 
     for means in run_ranks(2, rank_main):
         assert all(mean.isnan().all() and mean.dtype == torch.bfloat16 for mean in means.values())
+
+
+@pytest.mark.parametrize("exchange", ["auto", "two_phase", "sparse", "hierarchical"])
+@pytest.mark.parametrize("compressor", [OneBit(), Int8(), FP16(), TopK(ratio=0.1)], ids=ids)
+@pytest.mark.parametrize("place", [0, 2047, 4095])
+def test_a_first_step_is_refused_wherever_in_a_tensor_the_value_is(
+    compressor: Compressor, exchange: str, place: int
+) -> None:
+    """There is no residual yet, and only one of the tensor's pieces is not finite."""
+    if exchange == "sparse" and not compressor.sparse:
+        pytest.skip("for codecs that choose entries")
+    shapes = {"w": (64, 64)}
+
+    def rank_main(transport: Transport) -> list[Means]:
+        played = []
+        for bad in (True, False):
+            reducer = GradientReducer(compressor, transport, exchange=exchange, name=f"r{bad}", timeout=20)
+            reducer.register(metas(shapes))
+            if bad:
+                grad = gradient("w", shapes["w"], transport.rank, 99)
+                grad.view(-1)[place] = float("inf") if transport.rank == 1 else 1.0
+                reducer.ready("w", grad)
+                assert bool(reducer.wait("w").isnan().all())
+            played.append([one_step(reducer, shapes, step) for step in range(2)])
+        for mine, clean in zip(*played, strict=True):
+            assert torch.equal(mine["w"], clean["w"])
+        return played[0]
+
+    assert_ranks_equal(run_ranks(4, rank_main, hosts=(0, 0, 1, 1)))

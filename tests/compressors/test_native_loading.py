@@ -170,3 +170,11 @@ def test_what_the_library_refuses_the_reference_must_refuse_too(monkeypatch: pyt
     monkeypatch.setattr(reference, "sparse_decode_add", lambda *_: None)
     with pytest.raises(AssertionError, match="refused what the reference accepts"):
         native.sparse_decode_add(payload, 5, X.clone(), 1.0)
+
+
+@needs_native
+def test_more_threads_than_a_record_holds_are_as_many_as_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1 << 20)
+    out = torch.ones(1 << 21)
+    native.cast_decode_add(torch.ones(1 << 21), out, 1.0)
+    assert bool((out == 2).all())

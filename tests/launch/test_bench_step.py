@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -250,14 +249,6 @@ def test_progress_and_rows(tmp_path: Path) -> None:
 def test_what_goes_wrong_is_said(program: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=said):
         measure(job(tmp_path, program), lambda line: None)
-
-
-def test_sigterm_takes_the_ranks_along() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stopped, command.ending_in_order():
-        signal.raise_signal(signal.SIGTERM)
-    assert stopped.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("package", ["rich", "matplotlib"])

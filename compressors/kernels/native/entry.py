@@ -14,6 +14,8 @@ __all__ = ["REFUSED", "available", "done", "entry", "isa", "refused", "threads_f
 
 #: fewer elements are not worth a second thread
 _FEW = 1 << 21
+#: the library takes no more
+_MOST_THREADS = 64
 REFUSED, _NO_MEMORY, _OVERLAP = -2, -3, -4
 
 _loaded = load()
@@ -45,7 +47,7 @@ def entry(name: str) -> Entry:
 
 def threads_for(n: int) -> int:
     """How many threads work on so many elements, unless the caller says."""
-    return torch.get_num_threads() if n >= _FEW else 1
+    return min(torch.get_num_threads(), _MOST_THREADS) if n >= _FEW else 1
 
 
 def done(status: int) -> bool:

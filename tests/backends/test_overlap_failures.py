@@ -123,6 +123,12 @@ def test_a_step_that_is_settled_while_its_follower_looks_away_lets_it_go() -> No
     assert not follower.is_alive()
 
 
+def gone(name: str) -> bool:
+    """Whether the threads of reducers of this name have ended; errors refer to their steps, and these to them."""
+    gc.collect()
+    return not threads(name)
+
+
 def test_the_thread_of_a_reducer_that_is_dropped_in_mid_step_ends() -> None:
     started = threading.Barrier(2)
 
@@ -134,8 +140,7 @@ def test_the_thread_of_a_reducer_that_is_dropped_in_mid_step_ends() -> None:
         assert len(threads("dropped")) == 2
         started.wait(SECONDS)
         del reducer
-        gc.collect()
-        assert eventually(lambda: not threads("dropped"))
+        assert eventually(lambda: gone("dropped"))
 
     run_ranks(2, rank_main)
 
@@ -150,7 +155,6 @@ def test_a_start_that_fails_lets_the_thread_of_its_step_go() -> None:
         with pytest.raises(TransportError):
             one_step(reducer, FOUR, 0)
         del reducer
-        gc.collect()
-        assert eventually(lambda: not threads("failed"))
+        assert eventually(lambda: gone("failed"))
 
     run_ranks(2, rank_main, hook=break_down)

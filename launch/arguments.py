@@ -49,14 +49,16 @@ def file_to_write(text: str) -> Path:
     path = Path(text)
     if not path.parent.is_dir() or path.is_dir():
         raise ArgumentTypeError(f"{text!r} is not allowed; allowed is a file in a folder that exists")
-    made = not path.exists()
+    file = path.resolve()  # a link stays, also one to nothing
+    made = not file.exists()
     try:
-        path.open("a").close()  # rights alone do not tell: a file system may take no files at all
+        if made or file.is_file():  # what waits for a reader is not opened on trial
+            file.open("a").close()  # rights alone do not tell: a file system may take no files at all
     except OSError as error:
         reason = error.strerror or error
         raise ArgumentTypeError(f"{text!r} cannot be written ({reason}); allowed is a file that can be") from error
     if made:
-        path.unlink()
+        file.unlink()
     return path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,6 +64,20 @@ def test_a_file_that_cannot_be_made_is_refused_before_anything_is_measured(capsy
     with pytest.raises(SystemExit):
         parse("adapter", "--json=/proc/rows.json")
     assert "'/proc/rows.json' cannot be written" in capsys.readouterr().err
+
+
+def test_a_link_to_nothing_is_left_as_it_is(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "target.json")
+    assert parse("adapter", f"--json={link}").json == link
+    assert link.is_symlink()
+    assert not link.exists()
+
+
+def test_what_waits_for_a_reader_is_not_opened_on_trial(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    assert parse("adapter", f"--json={pipe}").json == pipe
 
 
 def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:

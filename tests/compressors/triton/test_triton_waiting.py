@@ -121,8 +121,9 @@ def test_each_kernel_runs_once() -> None:
     use_all(1000)
 
 
-def test_all_kernels_are_those_of_the_reference_but_two() -> None:
+def test_all_kernels_are_those_of_the_reference_but_a_few() -> None:
+    """PyTorch's own fill is as good on a GPU as ours could be."""
     from gradwire.compressors.kernels import reference
 
-    left_out = {"check_draw", "sparse_indices", "sparse_merge"}
+    left_out = {"check_draw", "sparse_indices", "sparse_merge", "zero"}
     assert set(kernels.__all__) == set(reference.__all__) - left_out
